@@ -1,0 +1,49 @@
+"""What a run's ledger remembers for people: closed rounds, held-out losses, bytes."""
+
+from collections import deque
+
+from ciuic.ledger.entry import EntryHeader
+from ciuic.net.messages import EvaluationPoint, RoundInfo
+
+KEEP_ROUNDS = 200
+KEEP_EVALUATIONS = 2000
+
+
+class History:
+    """Bounded, rebuilt from the entry log and the journal after a restart."""
+
+    def __init__(self) -> None:
+        self.rounds: deque[RoundInfo] = deque(maxlen=KEEP_ROUNDS)
+        self.evaluations: deque[EvaluationPoint] = deque(maxlen=KEEP_EVALUATIONS)
+        self.push_bytes = 0
+        self.entry_bytes = 0
+        self._last_time: dict[int, float] = {}
+
+    def closed(self, header: EntryHeader, push_bytes: int, entry_bytes: int) -> RoundInfo:
+        """A round ended in this entry."""
+        before = self._last_time.get(header.fragment)
+        self._last_time[header.fragment] = header.time
+        self.entry_bytes += entry_bytes
+        self.push_bytes += push_bytes
+        info = RoundInfo(
+            version=header.version,
+            fragment=header.fragment,
+            time=header.time,
+            nodes=[c.node for c in header.contributors],
+            staleness=[c.staleness for c in header.contributors],
+            tokens=sum(c.tokens for c in header.contributors),
+            push_bytes=push_bytes,
+            entry_bytes=entry_bytes,
+            duration_s=0.0 if before is None else header.time - before,
+            why=header.why,
+        )
+        self.rounds.append(info)
+        return info
+
+    def loss_consistent(self, digests: list[list[str]]) -> bool | None:
+        """Whether all nodes that finished have the same final loss and digests; None before two of them said so."""
+        finals = {e.node_id: e for e in self.evaluations if e.final}
+        if len(finals) < 2:
+            return None
+        same_loss = len({e.loss for e in finals.values()}) == 1
+        return same_loss and len({tuple(d) for d in digests if d}) <= 1

@@ -1,0 +1,79 @@
+"""The members of one run as its ledger sees them: incarnations, what they last reported, and whom a round waits for."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ciuic.net.messages import LeaseReply, NodeInRun, ReportRequest
+
+MemberState = Literal["warming", "training", "idle", "done", "gone"]
+_SUMMED = ("step", "samples", "tokens", "wall_s", "compute_s", "communication_s", "communication_cpu_s", "data_s")
+
+
+@dataclass(kw_only=True)
+class Member:
+    """One node in a run, over all its incarnations."""
+
+    node: str
+    incarnation: int = 0
+    state: MemberState = "gone"
+    totals: dict[str, float] = field(default_factory=dict)
+    """Sums of the reports of earlier incarnations."""
+    report: ReportRequest | None = None
+    last_request_id: int = 0
+    last_lease: LeaseReply | None = None
+    last_sequence: dict[int, int] = field(default_factory=dict)
+    """Per fragment: newest accepted push of the present incarnation."""
+    pushes_accepted: int = 0
+    pushes_merged: int = 0
+    pushes_rejected: int = 0
+    staleness: int = 0
+    longest_stall_s: float = 0.0
+    final_digests: list[str] = field(default_factory=list)
+
+    @property
+    def is_present(self) -> bool:
+        return self.state in ("warming", "training", "idle")
+
+    def attach(self, incarnation: int) -> None:
+        """A new incarnation takes over; what the older ones did stays in the totals."""
+        self.totals = self.summed()
+        self.report, self.last_request_id, self.last_lease = None, 0, None
+        self.incarnation, self.state, self.last_sequence = incarnation, "warming", {}
+
+    def take_report(self, report: ReportRequest) -> None:
+        self.report = report
+        self.longest_stall_s = max(self.longest_stall_s, report.longest_stall_s)
+        if report.final_digests:
+            self.final_digests = list(report.final_digests)
+
+    def summed(self) -> dict[str, float]:
+        """Totals over all incarnations."""
+        now = {name: float(getattr(self.report, name)) if self.report else 0.0 for name in _SUMMED}
+        return {name: self.totals.get(name, 0.0) + now[name] for name in _SUMMED}
+
+    def info(self, *, is_idle: bool) -> NodeInRun:
+        """For status and the live page."""
+        sums = self.summed()
+        report = self.report
+        return NodeInRun(
+            node_id=self.node,
+            state="idle" if is_idle and self.is_present else self.state,
+            incarnation=self.incarnation,
+            step=int(sums["step"]),
+            samples=int(sums["samples"]),
+            tokens=int(sums["tokens"]),
+            loss=report.loss if report else None,
+            base_version=min(report.base_versions, default=0) if report else 0,
+            pushes_accepted=self.pushes_accepted,
+            pushes_merged=self.pushes_merged,
+            pushes_rejected=self.pushes_rejected,
+            wall_s=sums["wall_s"],
+            compute_s=sums["compute_s"],
+            communication_s=sums["communication_s"],
+            communication_cpu_s=sums["communication_cpu_s"],
+            data_s=sums["data_s"],
+            longest_stall_s=self.longest_stall_s,
+            step_s=report.step_s if report else 0.0,
+            staleness=self.staleness,
+            final_digests=self.final_digests,
+        )

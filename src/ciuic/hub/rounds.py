@@ -1,0 +1,618 @@
+"""One run's ledger on the hub: attachments, leases, pushes, rounds. Synchronous, thread-safe, durable before it answers.
+
+The entry log is the only truth; the journal holds what is not in it (incarnations, leases, held-out losses). Killed at
+any moment, `RunLedger.open` on the same folder goes on.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ciuic.errors import ConflictError, DataError, NonFiniteError, NotFoundError, ProtocolError, RoleError
+from ciuic.errors import LayoutMismatchError, StorageError, SupersededError
+from ciuic.hub.history import History
+from ciuic.hub.members import Member
+from ciuic.job import Job
+from ciuic.ledger.aggregate import Aggregator, Facts, OuterOptimizer
+from ciuic.ledger.entry import Contributor, Push, Rejection, push_from_frame, snapshot_from_frame
+from ciuic.ledger.files import write_durable
+from ciuic.ledger.inbox import Inbox, SyncPolicy
+from ciuic.ledger.journal import Attached, Departed, Evaluated, Journal, Leased, Revived, Started
+from ciuic.ledger.layout import Layout, check_same_layout, layout_from_dict
+from ciuic.ledger.replay import rebuild
+from ciuic.ledger.samples import SampleLedger
+from ciuic.ledger.store import FragmentStore
+from ciuic.net import messages as m
+
+Emit = Callable[[str, str, str, dict[str, Any]], None]
+ARRIVAL_S = 10.0
+"""A worker that waits for the start asks again within this time, else it is not counted."""
+SNAPSHOT_SHARE = 0.5
+"""A snapshot is written when the entries since the last one exceed this share of the base: a joiner's download and a
+restart's replay stay bounded."""
+MAX_LEASE = 1 << 20
+
+
+@dataclass(kw_only=True)
+class Fragment:
+    """One fragment's machines and files."""
+
+    aggregator: Aggregator
+    inbox: Inbox
+    store: FragmentStore
+    snapshot_version: int = -1
+    """-1: no version 0 yet."""
+
+
+class RunLedger:
+    """See the module. `emit(kind, text, node, data)` tells the story; `wake()` says that entries or leases changed."""
+
+    def __init__(
+        self, folder: Path, job: Job, *, run_id: str, clock: Callable[[], float], emit: Emit, wake: Callable[[], None]
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.job, self.run_id = folder, job, run_id
+        self._clock, self._emit, self._wake = clock, emit, wake
+        self._lock = threading.RLock()
+        self._journal = Journal(folder / "journal.bin")
+        self.layout: Layout | None = None
+        self.fragments: list[Fragment] = []
+        self.members: dict[str, Member] = {}
+        self.history = History()
+        self.samples = SampleLedger(0)
+        self.epoch = 0
+        self._started = False
+        self._data_digest = ""
+        self._initializer = ("", 0.0)
+        self._arrived: dict[str, float] = {}
+        self._storage_problem = ""
+
+    @classmethod
+    def open(
+        cls, folder: Path, job: Job, *, run_id: str, clock: Callable[[], float], emit: Emit, wake: Callable[[], None]
+    ) -> "RunLedger":
+        """Open or create a run's ledger; replays its files. Raises LedgerDamagedError."""
+        ledger = cls(folder, job, run_id=run_id, clock=clock, emit=emit, wake=wake)
+        ledger._replay()
+        return ledger
+
+    # ---- opening
+
+    def _replay(self) -> None:
+        path = self.folder / "layout.json"
+        if path.exists():
+            self._set_layout(layout_from_dict(msgspec.json.decode(path.read_bytes())))
+        records = self._journal.records()
+        for record in records:
+            if isinstance(record, Started):
+                self._started, self.samples = True, SampleLedger(record.total_samples)
+        for record in records:
+            self._replay_record(record)
+        for fragment in self.fragments:
+            if fragment.store.snapshot_versions():
+                self._replay_fragment(fragment)
+
+    def _replay_record(self, record: Any) -> None:
+        if isinstance(record, Attached):
+            member = self._member(record.node)
+            member.incarnation, member.totals = record.incarnation, record.totals
+            self.samples.give_back(record.node, record.returned)
+            member.state, member.last_lease = "warming", None
+            self.epoch += 1
+        elif isinstance(record, Leased):
+            self.samples.restore_lease(record.node, record.ranges)
+            member = self._member(record.node)
+            member.last_request_id = record.request_id
+            member.last_lease = m.LeaseReply(status="granted", ranges=list(record.ranges))
+        elif isinstance(record, Departed):
+            self.samples.give_back(record.node, record.returned)
+            self._member(record.node).state = record.state
+            self.epoch += 1
+        elif isinstance(record, Revived):
+            self._member(record.node).state = "warming"
+            self.epoch += 1
+        elif isinstance(record, Evaluated):
+            self.history.evaluations.append(_point(record))
+
+    def _replay_fragment(self, fragment: Fragment) -> None:
+        rebuilt = rebuild(fragment.aggregator, fragment.store, self.run_id)
+        fragment.snapshot_version = rebuilt.snapshot_version
+        push_bytes = fragment.aggregator.push_payload_bytes
+        for entry in rebuilt.merged:
+            header = entry.header
+            self.history.closed(header, push_bytes * len(header.contributors), len(entry.payload))
+            for contributor in header.contributors:
+                self._count_merged(contributor, header.fragment)
+        for push in rebuilt.inbox:
+            self._take(fragment, push, late=False)
+
+    def _set_layout(self, layout: Layout) -> None:
+        outer = OuterOptimizer(lr=self.job.sync.outer_lr, momentum=self.job.sync.outer_momentum)
+        codecs = (self.job.sync.codec_up, self.job.sync.codec_down)
+        self.layout = layout
+        for number in range(layout.fragment_count):
+            aggregator = Aggregator(layout, number, codecs, outer)
+            store = FragmentStore(self.folder / f"fragment-{number}", aggregator.element_count)
+            self.fragments.append(Fragment(aggregator=aggregator, inbox=Inbox(self._policy()), store=store))
+
+    def _policy(self) -> SyncPolicy:
+        sync = self.job.sync
+        return SyncPolicy(
+            min_fraction=sync.min_fraction, max_staleness=sync.max_staleness, deadline_s=sync.deadline_s
+        )
+
+    # ---- attaching
+
+    def attach(self, node: str, request: m.AttachRequest) -> m.AttachReply:
+        """A worker asks for its place. The first one uploads version 0; all wait until min nodes are there."""
+        layout = layout_from_dict(request.layout)
+        with self._lock:
+            self._check_data(node, request)
+            if self.layout is None:
+                write_durable(self.folder / "layout.json", msgspec.json.encode(layout))
+                self._set_layout(layout)
+            else:
+                check_same_layout(self.layout, layout)
+            self._arrived[node] = self._clock()
+            if not self._has_base:
+                return self._elect_initializer(node)
+            if not self._started and not self._start(request):
+                return self._attach_reply("wait")
+            return self._attach_ready(node)
+
+    @property
+    def _has_base(self) -> bool:
+        return bool(self.fragments) and all(f.snapshot_version >= 0 for f in self.fragments)
+
+    def _check_data(self, node: str, request: m.AttachRequest) -> None:
+        if not self._data_digest:
+            self._data_digest = request.data_digest
+        elif request.data_digest and request.data_digest != self._data_digest:
+            self._emit(
+                "data.differs",
+                f"{node} reads other training data than the first node; sample numbers mean other texts there",
+                node,
+                {"here": request.data_digest, "first": self._data_digest},
+            )
+
+    def _elect_initializer(self, node: str) -> m.AttachReply:
+        chosen, since_s = self._initializer
+        if chosen in ("", node) or self._clock() - since_s > ARRIVAL_S * 6:
+            self._initializer = (node, self._clock())
+            return self._attach_reply("initialize")
+        return self._attach_reply("wait")
+
+    def _start(self, request: m.AttachRequest) -> bool:
+        now = self._clock()
+        present = [n for n, at in self._arrived.items() if now - at <= ARRIVAL_S]
+        if len(present) < self.job.nodes.min:
+            return False
+        train = self.job.train
+        total = train.samples or int((train.epochs or 1.0) * request.dataset_samples)
+        if total < 1:
+            raise DataError(
+                "the run has no samples",
+                cause=f"the data set has {request.dataset_samples} samples",
+                next="set [train] samples, or give more data",
+            )
+        self._journal.append(Started(total_samples=total))
+        self._started, self.samples = True, SampleLedger(total)
+        self._emit("run.training", f"{len(present)} nodes start: {total:,} samples", "", {"nodes": sorted(present)})
+        return True
+
+    def _attach_ready(self, node: str) -> m.AttachReply:
+        member = self._member(node)
+        incarnation = member.incarnation + 1
+        returned = tuple(self.samples.give_back(node))
+        self._journal.append(
+            Attached(node=node, incarnation=incarnation, returned=returned, totals=member.summed())
+        )
+        again = member.incarnation > 0
+        member.attach(incarnation)
+        self.epoch += 1
+        back = sum(b - a for a, b in returned)
+        text = f"{node} is back (incarnation {incarnation})" if again else f"{node} trains"
+        self._emit("worker.attached", text + (f"; {back} leased samples went back" if back else ""), node, {})
+        self._wake()
+        return self._attach_reply("ready", incarnation)
+
+    def _attach_reply(self, state: Any, incarnation: int = 0) -> m.AttachReply:
+        fragments = [
+            m.FragmentState(
+                version=f.aggregator.version,
+                digest=f.aggregator.digest,
+                snapshot_version=f.snapshot_version,
+                snapshot_bytes=f.store.snapshot_path(f.snapshot_version).stat().st_size,
+            )
+            for f in self.fragments
+            if f.snapshot_version >= 0
+        ]
+        return m.AttachReply(
+            incarnation=incarnation,
+            epoch=self.epoch,
+            boot_id="",
+            state=state,
+            fragments=fragments,
+            total_samples=self.samples.total,
+        )
+
+    def put_snapshot(self, node: str, fragment: int, frame: bytes) -> None:
+        """Version 0 of a fragment, from the worker that was told to initialize."""
+        with self._lock:
+            place = self._fragment(fragment)
+            if self._initializer[0] != node or place.snapshot_version >= 0:
+                raise ConflictError(
+                    f"{node} is not the one that uploads version 0 of fragment {fragment}",
+                    cause="another worker does, or it is there already",
+                    next="attach again",
+                )
+            snapshot = snapshot_from_frame(frame, place.aggregator.element_count)
+            if snapshot.header.layout_digest != place.aggregator.layout.digest or snapshot.header.parts != ("base",):
+                raise LayoutMismatchError("the uploaded parameters are for another layout")
+            aggregator = place.aggregator
+            aggregator.initialize(snapshot.vectors["base"], snapshot.header.counters)
+            if aggregator.digest != snapshot.header.digest:
+                raise ProtocolError("the uploaded parameters have another digest than their header says")
+            place.store.save_snapshot(aggregator.snapshot(self.run_id))
+            place.snapshot_version = 0
+            self._emit("base.uploaded", f"{node} uploaded version 0 of fragment {fragment}", node, {})
+            self._wake()
+
+    def detach(self, node: str, request: m.DetachRequest) -> None:
+        """A worker leaves: its leases go back."""
+        with self._lock:
+            member = self._current(node, request.incarnation)
+            back = self._depart(member, "done" if request.reason == "finished" else "gone")
+            text = f"{node} left the run: {request.reason}" + (f" ({request.detail})" if request.detail else "")
+            self._emit("worker.detached", text + (f"; {back} leased samples went back" if back else ""), node, {})
+        self._after_departure()
+
+    def node_gone(self, node: str) -> None:
+        """The node is dead, evicted or left: rounds close without it, its leases go back."""
+        with self._lock:
+            self._arrived.pop(node, None)
+            if self._initializer[0] == node:
+                self._initializer = ("", 0.0)
+            member = self.members.get(node)
+            if member is None or not member.is_present:
+                return
+            back = self._depart(member, "gone")
+            if back:
+                self._emit("samples.returned", f"{back} samples leased to {node} went back", node, {"samples": back})
+        self._after_departure()
+
+    def _depart(self, member: Member, state: Literal["done", "gone"]) -> int:
+        """Its leases go back; returns how many samples."""
+        ranges = tuple(self.samples.give_back(member.node))
+        self._journal.append(Departed(node=member.node, state=state, returned=ranges))
+        member.state = state
+        self.epoch += 1
+        return sum(b - a for a, b in ranges)
+
+    def _after_departure(self) -> None:
+        self._close_due()
+        self._wake()
+
+    # ---- leasing
+
+    def lease(self, node: str, request: m.LeaseRequest) -> m.LeaseReply:
+        """Samples to train. The same request id gives the same answer again (its reply may have been lost)."""
+        with self._lock:
+            member = self._current(node, request.incarnation)
+            self._revive(member)
+            if request.request_id == member.last_request_id and member.last_lease is not None:
+                return member.last_lease
+            if self._is_complete:
+                versions = [f.aggregator.version for f in self.fragments]
+                return m.LeaseReply(status="finished", final_versions=versions)
+            count = max(1, min(request.count, MAX_LEASE))
+            if not self.samples.free:
+                return m.LeaseReply(status="wait")
+            ranges = self.samples.lease(node, count)
+            self._journal.append(
+                Leased(node=node, incarnation=request.incarnation, request_id=request.request_id, ranges=tuple(ranges))
+            )
+            member.last_request_id = request.request_id
+            member.last_lease = m.LeaseReply(status="granted", ranges=ranges)
+            return member.last_lease
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._started and self.samples.complete and not any(f.inbox.waiting for f in self.fragments)
+
+    @property
+    def finished(self) -> bool:
+        """Every sample is committed and no attached worker is still busy."""
+        with self._lock:
+            return self._is_complete and not any(member.is_present for member in self.members.values())
+
+    # ---- pushing
+
+    def push(self, node: str, frame: bytes) -> m.PushReply:
+        """Check, store, acknowledge; closes the round when it was the last one. Raises FrameError, SupersededError."""
+        push = push_from_frame(frame)
+        header = push.header
+        if header.node != node or header.run != self.run_id:
+            raise RoleError(
+                f"{node} sent a push of {header.node} for run {header.run}", cause="a node pushes only for itself"
+            )
+        with self._lock:
+            fragment = self._fragment(header.fragment)
+            member = self._current(node, header.incarnation)
+            self._revive(member)
+            if header.sequence <= member.last_sequence.get(header.fragment, 0):
+                return self._push_reply("duplicate", fragment)
+            refusal = self._refusal(fragment, push)
+            if refusal:
+                return self._refuse(member, fragment, *refusal)
+            fragment.store.save_push(push.key, frame)
+            late = header.base_version < fragment.aggregator.version
+            self._take(fragment, push, late=late)
+            self._close_due()
+            return self._push_reply("accepted", fragment)
+
+    def _refusal(self, fragment: Fragment, push: Push) -> tuple[str, str] | None:
+        version, base = fragment.aggregator.version, push.header.base_version
+        if base > version:
+            return "ahead", f"its base is version {base}, the hub has {version}"
+        if version - base > fragment.inbox.policy.max_staleness:
+            return "stale", f"its base is version {base}, the hub has {version}"
+        if any(stop > self.samples.total for _, stop in push.header.ranges):
+            return "wrong-layout", f"it reports samples past the end of the run ({self.samples.total})"
+        try:
+            fragment.aggregator.check(push)
+        except NonFiniteError as error:
+            return "not-finite", str(error)
+        except LayoutMismatchError as error:
+            return "wrong-layout", str(error)
+        return None
+
+    def _refuse(self, member: Member, fragment: Fragment, reason: str, detail: str) -> m.PushReply:
+        member.pushes_rejected += 1
+        self._emit("push.rejected", f"a push of {member.node} was rejected ({reason}): {detail}", member.node, {})
+        return self._push_reply("rejected", fragment, reason, detail)
+
+    def _push_reply(self, status: Any, fragment: Fragment, reason: str = "", detail: str = "") -> m.PushReply:
+        return m.PushReply(
+            status=status, reason=reason, detail=detail, epoch=self.epoch, hub_version=fragment.aggregator.version
+        )
+
+    def _take(self, fragment: Fragment, push: Push, *, late: bool) -> None:
+        header = push.header
+        member = self._member(header.node)
+        if header.incarnation == member.incarnation:
+            newest = member.last_sequence.get(header.fragment, 0)
+            member.last_sequence[header.fragment] = max(header.sequence, newest)
+        member.pushes_accepted += 1
+        fragment.inbox.add(push, self._clock(), late=late)
+        if header.fragment == 0:
+            self.samples.accept(header.ranges)
+
+    # ---- rounds
+
+    def tick(self) -> float:
+        """Close what is due; seconds until the next call is wanted."""
+        with self._lock:
+            self._close_due()
+            due = [f.inbox.due_s() for f in self.fragments]
+            waits = [at - self._clock() for at in due if at is not None]
+            return min(1.0, max(0.01, min(waits, default=1.0)))
+
+    def _close_due(self) -> None:
+        with self._lock:
+            for number, fragment in enumerate(self.fragments):
+                why = fragment.inbox.decide(self._expected(), self._clock())
+                if why:
+                    self._try_close(number, fragment, why)
+
+    def _expected(self) -> list[str]:
+        """Members whose push a round waits for: not joiners before their first push, nor nodes without samples."""
+        present = [member for member in self.members.values() if member.is_present]
+        settled = [member for member in present if member.state == "training"] or present
+        return [x.node for x in settled if self.samples.free or self.samples.outstanding(x.node)]
+
+    def _try_close(self, number: int, fragment: Fragment, why: str) -> None:
+        try:
+            self._close(number, fragment, why)
+            self._storage_problem = ""
+        except StorageError as error:
+            if error.message != self._storage_problem:
+                self._storage_problem = error.message
+                self._emit("storage.failed", f"round not closed: {error}", "", {"code": error.code})
+
+    def _close(self, number: int, fragment: Fragment, why: str) -> None:
+        pushes, rejected = fragment.inbox.select(fragment.aggregator.version)
+        committed = self.samples.committed.copy()
+        if number == 0:
+            for push in pushes:
+                for start, stop in push.header.ranges:
+                    committed.add(start, stop)
+        facts = Facts(run=self.run_id, epoch=self.epoch, samples_committed=len(committed), time=time.time(), why=why)
+        candidate = fragment.aggregator.close(pushes, rejected, facts)
+        entry_bytes = fragment.store.append(candidate.entry)
+        fragment.aggregator.commit(candidate)
+        header = candidate.entry.header
+        for rejection in rejected:
+            self._reject_waiting(fragment, rejection)
+        fragment.inbox.settle(p.key for p in pushes)
+        for contributor in header.contributors:
+            self._count_merged(contributor, number)
+        info = self.history.closed(header, len(pushes) * fragment.aggregator.push_payload_bytes, entry_bytes)
+        self._tell_round(info)
+        self._snapshot_if_due(fragment)
+        self._wake()
+
+    def _reject_waiting(self, fragment: Fragment, rejection: Rejection) -> None:
+        """An accepted push has become too stale: its samples are its node's again, or free when that one is gone."""
+        push = fragment.inbox.remove((rejection.node, rejection.incarnation, rejection.sequence))
+        member = self._member(rejection.node)
+        member.pushes_rejected += 1
+        if rejection.incarnation == member.incarnation and member.is_present:
+            self.samples.reject(rejection.node, push.header.ranges)
+        else:
+            self.samples.release(push.header.ranges)
+        self._emit("push.rejected", f"a push of {rejection.node} was rejected ({rejection.reason})", rejection.node, {})
+
+    def _count_merged(self, contributor: Contributor, fragment: int) -> None:
+        member = self._member(contributor.node)
+        member.pushes_merged += 1
+        member.staleness = contributor.staleness
+        if contributor.incarnation == member.incarnation:
+            newest = member.last_sequence.get(fragment, 0)
+            member.last_sequence[fragment] = max(newest, contributor.sequence)
+            if member.state == "warming":
+                member.state = "training"
+        if fragment == 0:
+            self.samples.commit(contributor.ranges)
+
+    def _tell_round(self, info: m.RoundInfo) -> None:
+        late = [f"{n} ({s} behind)" for n, s in zip(info.nodes, info.staleness, strict=True) if s]
+        text = f"round {info.version} closed by {info.why}: {', '.join(info.nodes)}; {info.tokens:,} tokens"
+        self._emit(
+            "round.closed",
+            text + (f"; carried: {', '.join(late)}" if late else ""),
+            "",
+            {"version": info.version, "fragment": info.fragment, "nodes": info.nodes, "why": info.why},
+        )
+
+    def _snapshot_if_due(self, fragment: Fragment) -> None:
+        since = fragment.store.bytes_since(fragment.snapshot_version)
+        if since <= SNAPSHOT_SHARE * 4 * fragment.aggregator.element_count:
+            return
+        try:
+            fragment.store.save_snapshot(fragment.aggregator.snapshot(self.run_id))
+            fragment.snapshot_version = fragment.aggregator.version
+        except StorageError as error:
+            self._emit("storage.failed", f"snapshot not written: {error}", "", {"code": error.code})
+
+    # ---- reading
+
+    def entries_after(self, fragment: int, version: int, max_bytes: int) -> list[bytes]:
+        """Entry frames after a version; empty when there is none yet."""
+        with self._lock:
+            place = self._fragment(fragment)
+            if version > place.store.version:
+                raise ConflictError(
+                    f"the hub has version {place.store.version} of fragment {fragment}, not {version}",
+                    cause="the hub was restored from an older copy",
+                    next="the worker loads a snapshot again",
+                )
+            return place.store.entries_after(version, max_bytes)
+
+    def snapshot_path(self, fragment: int, version: int) -> Path:
+        """File of a snapshot's base frame. Raises NotFoundError."""
+        with self._lock:
+            path = self._fragment(fragment).store.snapshot_path(version)
+            if not path.exists():
+                raise NotFoundError(
+                    f"there is no snapshot of version {version}", cause="a newer one has replaced it", next="attach again"
+                )
+            return path
+
+    def report(self, node: str, report: m.ReportRequest) -> None:
+        """What a worker tells about itself."""
+        with self._lock:
+            member = self._current(node, report.incarnation)
+            member.take_report(report)
+
+    def evaluation(self, node: str, request: m.EvaluationRequest) -> None:
+        """Held-out loss of the base at a version."""
+        with self._lock:
+            self._current(node, request.incarnation)
+            record = Evaluated(
+                node=node,
+                version=request.version,
+                loss=request.loss,
+                samples=request.samples,
+                time=time.time(),
+                samples_committed=len(self.samples.committed),
+                final=request.final,
+            )
+            self._journal.append(record)
+            self.history.evaluations.append(_point(record))
+            self._emit(
+                "run.evaluated", f"held-out loss at version {request.version}: {request.loss:.4f}", node, {"loss": request.loss}
+            )
+
+    def info(self, *, full: bool) -> dict[str, Any]:
+        """The fields of RunInfo that the ledger knows; rounds and evaluations only when `full`."""
+        with self._lock:
+            samples = self.samples
+            complete = self._is_complete
+            fields: dict[str, Any] = {
+                "versions": [f.aggregator.version for f in self.fragments],
+                "digests": [f.aggregator.digest for f in self.fragments],
+                "parameters": self.layout.parameter_count if self.layout else 0,
+                "epoch": self.epoch,
+                "nodes": [self._member_info(x) for x in sorted(self.members.values(), key=lambda x: x.node)],
+                "samples": m.SampleCounts(
+                    total=samples.total,
+                    leased=len(samples.ever_leased),
+                    committed=len(samples.committed),
+                    duplicated=samples.duplicated,
+                    lost=samples.total - len(samples.committed) if complete else 0,
+                ),
+                "push_bytes": self.history.push_bytes,
+                "entry_bytes": self.history.entry_bytes,
+                "loss_consistent": self.history.loss_consistent([x.final_digests for x in self.members.values()]),
+                "progress": len(samples.committed) / samples.total if samples.total else 0.0,
+            }
+            if full:
+                fields["rounds"] = list(self.history.rounds)
+                fields["evaluations"] = list(self.history.evaluations)
+            return fields
+
+    def _member_info(self, member: Member) -> m.NodeInRun:
+        return member.info(is_idle=not self.samples.free and not self.samples.outstanding(member.node))
+
+    # ---- helpers
+
+    def _member(self, node: str) -> Member:
+        return self.members.setdefault(node, Member(node=node))
+
+    def _current(self, node: str, incarnation: int) -> Member:
+        member = self.members.get(node)
+        if member is None or member.incarnation != incarnation:
+            newest = member.incarnation if member else 0
+            raise SupersededError(
+                f"incarnation {incarnation} of {node} is not the present one ({newest})",
+                cause="a newer process of this node has taken its place",
+                next="this process stops; nothing is lost",
+            )
+        return member
+
+    def _revive(self, member: Member) -> None:
+        """A node that was thought dead speaks again: it is a member again."""
+        if member.state == "gone":
+            self._journal.append(Revived(node=member.node))
+            member.state = "warming"
+            self.epoch += 1
+            self._emit("worker.revived", f"{member.node} speaks again and goes on", member.node, {})
+
+    def _fragment(self, number: int) -> Fragment:
+        if not 0 <= number < len(self.fragments):
+            raise NotFoundError(f"there is no fragment {number}", cause=f"the run has {len(self.fragments)}")
+        return self.fragments[number]
+
+    def close(self) -> None:
+        """Close the files."""
+        with self._lock:
+            self._journal.close()
+            for fragment in self.fragments:
+                fragment.store.close()
+
+
+def _point(record: Evaluated) -> m.EvaluationPoint:
+    return m.EvaluationPoint(
+        version=record.version,
+        loss=record.loss,
+        node_id=record.node,
+        time=record.time,
+        samples_committed=record.samples_committed,
+        final=record.final,
+    )

@@ -1,0 +1,140 @@
+"""Crash-safe files: a file is either the old one or the new one, and an append is either whole or not there."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ciuic.errors import FrameError, LedgerDamagedError, StorageError
+from ciuic.ledger.frame import PREFIX_BYTES, Kind, frame_bytes, read_frame
+
+
+def write_durable(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`: temporary file, fsync, rename, fsync of the folder. Raises StorageError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(f"cannot write {path}", error) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def storage_error(what: str, error: OSError) -> StorageError:
+    """The three lines for a failed read or write."""
+    return StorageError(
+        what,
+        cause=error.strerror or str(error),
+        next="free or repair the disk; nothing that was acknowledged is lost, work goes on when there is space again",
+    )
+
+
+class AppendLog:
+    """Frames of one kind, one after the other; each append is durable before it returns.
+
+    A torn last frame (a crash inside an append) is cut off when the log is opened; damage anywhere else is an error.
+    """
+
+    def __init__(self, path: Path, kind: Kind) -> None:
+        self.path, self.kind = path, kind
+        self.frames: list[tuple[int, int]] = []
+        """(offset, bytes) of each frame."""
+        self.torn_bytes = 0
+        """How many bytes of an unfinished append were cut off at opening."""
+        is_new = not path.exists()
+        try:
+            self._file = path.open("a+b", buffering=0)
+            self._scan()
+            if is_new:
+                sync_folder(path.parent)
+        except OSError as error:
+            raise storage_error(f"cannot open {path}", error) from error
+
+    def _scan(self) -> None:
+        size = os.fstat(self._file.fileno()).st_size
+        offset = 0
+        while offset < size:
+            length = self._whole_frame(offset, size)
+            if length is None:
+                break
+            self.frames.append((offset, length))
+            offset += length
+        if offset < size:
+            self.torn_bytes = size - offset
+            os.ftruncate(self._file.fileno(), offset)
+            os.fsync(self._file.fileno())
+        self._end = offset
+
+    def _whole_frame(self, offset: int, size: int) -> int | None:
+        """Length of the frame at `offset`; None when it is the torn end of the log."""
+        prefix = os.pread(self._file.fileno(), PREFIX_BYTES, offset)
+        try:
+            length = frame_bytes(prefix, self.kind)
+        except FrameError as error:
+            if len(prefix) < PREFIX_BYTES:
+                return None
+            # An append is one write of a whole frame: a torn one has its first bytes, or zeros the disk never filled.
+            if not any(prefix):
+                return None
+            raise self._damaged(offset, error) from error
+        if offset + length > size:
+            return None
+        try:
+            read_frame(os.pread(self._file.fileno(), length, offset), self.kind)
+        except FrameError as error:
+            if offset + length == size:
+                return None
+            raise self._damaged(offset, error) from error
+        return length
+
+    def _damaged(self, offset: int, error: FrameError) -> LedgerDamagedError:
+        return LedgerDamagedError(
+            f"{self.path} is damaged at byte {offset}",
+            cause=f"{error.message}, and it is not the end of the file",
+            next="restore this file from a backup or from a node's copy; it was not changed",
+        )
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def read(self, index: int) -> bytes:
+        """The bytes of one frame (checked when it was opened or written)."""
+        offset, length = self.frames[index]
+        try:
+            data = os.pread(self._file.fileno(), length, offset)
+        except OSError as error:
+            raise storage_error(f"cannot read {self.path}", error) from error
+        if len(data) != length:
+            raise LedgerDamagedError(f"{self.path} is shorter than it was", cause=f"frame {index} is cut")
+        return data
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self.read(index) for index in range(len(self.frames)))
+
+    def append(self, frame: bytes) -> None:
+        """Durable when it returns. Raises StorageError, and then the log is as it was."""
+        try:
+            written = 0
+            while written < len(frame):
+                written += os.write(self._file.fileno(), memoryview(frame)[written:])
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            os.ftruncate(self._file.fileno(), self._end)
+            raise storage_error(f"cannot append to {self.path}", error) from error
+        self.frames.append((self._end, len(frame)))
+        self._end += len(frame)
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,116 @@
+"""The inbox of one fragment and the `sync` policy: which pushes wait, and when the round closes. Pure.
+
+A round closes when every expected member has pushed (`complete`), or when enough of them have (min_fraction) and the
+adaptive deadline has passed. Late pushes stay for the next round with their token weight.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from ciuic.ledger.entry import Push, Rejection
+
+Key = tuple[str, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncPolicy:
+    """When a round closes."""
+
+    min_fraction: float = 0.67
+    """Share of the expected members (rounded to the nearest number of them) without which no deadline closes a round."""
+    max_staleness: int = 4
+    """A push whose base is older than this many versions is rejected; its progress stays with its node."""
+    deadline_s: float | None = None
+    """Fixed wait after the round's first push; None: median + `spread` x MAD of the lateness seen so far."""
+    spread: float = 4.0
+    floor_s: float = 0.5
+    """The adaptive deadline is never shorter: increase it when rounds close without nodes that are barely late."""
+    initial_s: float = 30.0
+    """The deadline until enough arrivals were seen."""
+    history: int = 64
+    """How many arrivals the adaptive deadline remembers."""
+
+
+class Inbox:
+    """At most one push per incarnation of a node; decides when the round closes."""
+
+    def __init__(self, policy: SyncPolicy) -> None:
+        self.policy = policy
+        self.waiting: dict[Key, Push] = {}
+        self._lateness_s: deque[float] = deque(maxlen=policy.history)
+        self._first_s: float | None = None
+        self._previous_first_s: float | None = None
+
+    def add(self, push: Push, now_s: float, *, late: bool) -> None:
+        """An accepted push. Its lateness behind its round's first push teaches the deadline.
+
+        `late`: it was meant for a round that has closed; it waits for the next one but does not start its clock.
+        """
+        first_s = self._previous_first_s if late else self._first_s
+        if first_s is not None:
+            self._lateness_s.append(now_s - first_s)
+        elif not late:
+            self._first_s = now_s
+        self.waiting[push.key] = push
+
+    def has_from(self, node: str) -> bool:
+        return any(key[0] == node for key in self.waiting)
+
+    def deadline_s(self) -> float:
+        """Seconds after the round's first push."""
+        policy = self.policy
+        if policy.deadline_s is not None:
+            return policy.deadline_s
+        if len(self._lateness_s) < 4:
+            return policy.initial_s
+        middle = median(self._lateness_s)
+        mad = median(abs(x - middle) for x in self._lateness_s)
+        return max(policy.floor_s, middle + policy.spread * mad)
+
+    def decide(self, expected: Iterable[str], now_s: float) -> str:
+        """`complete`, `deadline` or "" (go on waiting), given the members that should push in this round."""
+        if not self.waiting:
+            return ""
+        members = set(expected)
+        missing = {node for node in members if not self.has_from(node)}
+        if not missing:
+            return "complete"
+        needed = max(1, int(self.policy.min_fraction * len(members) + 0.5))
+        pushed = len(members) - len(missing)
+        due_s = self.due_s()
+        return "deadline" if due_s is not None and pushed >= needed and now_s >= due_s else ""
+
+    def due_s(self) -> float | None:
+        """When the deadline of the present round passes; None before its first push."""
+        return None if self._first_s is None else self._first_s + self.deadline_s()
+
+    def select(self, version: int) -> tuple[list[Push], tuple[Rejection, ...]]:
+        """What the closing round merges (at most one push per node, the oldest) and what is too stale by now."""
+        if all(version - p.header.base_version > self.policy.max_staleness for p in self.waiting.values()):
+            version = min(p.header.base_version for p in self.waiting.values())  # an entry needs a contributor
+        merged: list[Push] = []
+        rejected: list[Rejection] = []
+        seen: set[str] = set()
+        for key in sorted(self.waiting):
+            push = self.waiting[key]
+            if version - push.header.base_version > self.policy.max_staleness:
+                node, incarnation, sequence = key
+                rejected.append(
+                    Rejection(node=node, incarnation=incarnation, sequence=sequence, reason="stale")
+                )
+            elif push.header.node not in seen:
+                seen.add(push.header.node)
+                merged.append(push)
+        return merged, tuple(rejected)
+
+    def remove(self, key: Key) -> Push:
+        """Take a push out without merging it."""
+        return self.waiting.pop(key)
+
+    def settle(self, keys: Iterable[Key]) -> None:
+        """The round is durable: these pushes have left. The next round's clock starts with its own first push."""
+        for key in keys:
+            self.waiting.pop(key, None)
+        self._previous_first_s, self._first_s = self._first_s, None

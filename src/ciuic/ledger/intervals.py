@@ -1,0 +1,80 @@
+"""Sets of sample numbers as half-open ranges [start, stop)."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+Range = tuple[int, int]
+
+
+class IntervalSet:
+    """A set of integers kept as sorted, disjoint, non-adjacent ranges."""
+
+    def __init__(self, ranges: Iterable[Range] = ()) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        for start, stop in ranges:
+            self.add(start, stop)
+
+    def __iter__(self) -> Iterator[Range]:
+        return iter(list(zip(self._starts, self._stops, strict=True)))
+
+    def __len__(self) -> int:
+        """How many integers are in the set."""
+        return sum(self._stops) - sum(self._starts)
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IntervalSet) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def copy(self) -> "IntervalSet":
+        other = IntervalSet()
+        other._starts, other._stops = self._starts.copy(), self._stops.copy()
+        return other
+
+    def add(self, start: int, stop: int) -> int:
+        """Add [start, stop); returns how many of them were in the set already."""
+        if start >= stop:
+            return 0
+        first = bisect_left(self._stops, start)  # ranges that touch or overlap: first..last-1
+        last = bisect_right(self._starts, stop)
+        already = sum(
+            max(0, min(stop, self._stops[i]) - max(start, self._starts[i])) for i in range(first, last)
+        )
+        if first < last:
+            start, stop = min(start, self._starts[first]), max(stop, self._stops[last - 1])
+        self._starts[first:last], self._stops[first:last] = [start], [stop]
+        return already
+
+    def remove(self, start: int, stop: int) -> None:
+        """Remove [start, stop); what is not in the set is ignored."""
+        if start >= stop:
+            return
+        first, last = bisect_right(self._stops, start), bisect_left(self._starts, stop)
+        keep: list[Range] = []
+        for i in range(first, last):
+            if self._starts[i] < start:
+                keep.append((self._starts[i], start))
+            if self._stops[i] > stop:
+                keep.append((stop, self._stops[i]))
+        self._starts[first:last] = [a for a, _ in keep]
+        self._stops[first:last] = [b for _, b in keep]
+
+    def overlap(self, start: int, stop: int) -> int:
+        """How many of [start, stop) are in the set."""
+        first, last = bisect_right(self._stops, start), bisect_left(self._starts, stop)
+        return sum(max(0, min(stop, self._stops[i]) - max(start, self._starts[i])) for i in range(first, last))
+
+    def take(self, count: int) -> list[Range]:
+        """Remove and return the `count` smallest members (fewer when there are fewer)."""
+        taken: list[Range] = []
+        while count > 0 and self._starts:
+            start = self._starts[0]
+            stop = min(self._stops[0], start + count)
+            taken.append((start, stop))
+            count -= stop - start
+            self.remove(start, stop)
+        return taken

@@ -1,0 +1,88 @@
+"""The journal of a run: what must outlive a crash of the hub besides entries and pushes.
+
+Attachments (incarnations only grow), leases (each sample once) and held-out losses, as one durable record each.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ciuic.errors import LedgerDamagedError
+from ciuic.ledger.files import AppendLog
+from ciuic.ledger.frame import build_frame, read_frame
+from ciuic.ledger.intervals import Range
+
+
+class Attached(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A new incarnation of a node; its unpushed leases went back."""
+
+    node: str
+    incarnation: int
+    returned: tuple[Range, ...] = ()
+    totals: dict[str, float] = {}
+    """Steps, tokens, times of the node's earlier incarnations, added up."""
+
+
+class Leased(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    node: str
+    incarnation: int
+    request_id: int
+    ranges: tuple[Range, ...]
+
+
+class Departed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A node left or is gone; its leases went back."""
+
+    node: str
+    state: Literal["done", "gone"]
+    returned: tuple[Range, ...] = ()
+
+
+class Revived(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A node that was gone spoke again."""
+
+    node: str
+
+
+class Evaluated(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    node: str
+    version: int
+    loss: float
+    samples: int
+    time: float
+    samples_committed: int
+    final: bool
+
+
+class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Enough nodes attached for the first time; how many samples the run has."""
+
+    total_samples: int
+
+
+Record = Attached | Leased | Departed | Revived | Evaluated | Started
+
+
+class Journal:
+    """Append records, read them all back."""
+
+    def __init__(self, path: Path) -> None:
+        self._log = AppendLog(path, "record")
+
+    def append(self, record: Record) -> None:
+        """Durable when it returns."""
+        self._log.append(build_frame("record", msgspec.msgpack.encode(record)))
+
+    def records(self) -> list[Record]:
+        """All records, oldest first. Raises LedgerDamagedError."""
+        found: list[Any] = []
+        for data in self._log:
+            try:
+                found.append(msgspec.msgpack.decode(read_frame(data, "record").header, type=Record))
+            except msgspec.DecodeError as error:
+                raise LedgerDamagedError("the journal holds a record of another version", cause=str(error)) from error
+        return found
+
+    def close(self) -> None:
+        self._log.close()

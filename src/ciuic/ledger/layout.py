@@ -1,0 +1,178 @@
+"""The layout: which parameter lies where in the flat fp32 address space. Shared by hub and nodes; no torch.
+
+Within a fragment the order is coded tensors, small tensors, buffers, each by name, so each section is contiguous.
+Integer buffers (counters) are not in the address space: they travel as integers and take the maximum.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from ciuic.codec import FragmentShape
+from ciuic.errors import LayoutMismatchError, ProtocolError
+
+SMALL_ELEMENTS = 4096
+"""Tensors below this travel in full precision (bf16): their scales would cost more than they save."""
+MAX_TENSORS = 1_000_000
+MAX_ELEMENTS = 1 << 42
+MAX_COUNTERS = 65_536
+_SECTION_ORDER = {"coded": 0, "small": 1, "buffer": 2, "counter": 3}
+
+Section = Literal["coded", "small", "buffer", "counter"]
+
+
+class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One parameter or buffer."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    section: Section
+    trainable: bool = True
+    row_aligned: bool = False
+    """Scale blocks do not cross rows (embeddings, expert matrices)."""
+    fragment: int = 0
+
+    @property
+    def element_count(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All tensors in storage order. Build with `make_layout`, read from outside with `layout_from_dict`."""
+
+    tensors: tuple[Tensor, ...]
+    fragment_count: int = 1
+
+    @property
+    def digest(self) -> str:
+        """Hex digest (128 bit) over every field of every tensor."""
+        body = msgspec.json.encode(self, order="deterministic")
+        return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of trainable parameters."""
+        return sum(t.element_count for t in self.tensors if t.trainable)
+
+    def of_fragment(self, fragment: int) -> list[Tensor]:
+        """The tensors of the flat vector of a fragment, in order (no counters)."""
+        return [t for t in self.tensors if t.fragment == fragment and t.section != "counter"]
+
+    def counters(self) -> list[Tensor]:
+        """Integer buffers, in order."""
+        return [t for t in self.tensors if t.section == "counter"]
+
+    def fragment_shape(self, fragment: int) -> FragmentShape:
+        """What the codecs need to know of a fragment."""
+        tensors = self.of_fragment(fragment)
+        return FragmentShape(
+            rows=tuple(_rows(t) for t in tensors if t.section == "coded"),
+            small_count=sum(t.element_count for t in tensors if t.section == "small"),
+            buffer_count=sum(t.element_count for t in tensors if t.section == "buffer"),
+        )
+
+    def name_at(self, fragment: int, index: int) -> str:
+        """The tensor that element `index` of a fragment belongs to, with the place inside it."""
+        for tensor in self.of_fragment(fragment):
+            if index < tensor.element_count:
+                return f"{tensor.name}[{index}]"
+            index -= tensor.element_count
+        return "past the end"
+
+
+def _rows(tensor: Tensor) -> tuple[int, int]:
+    if not tensor.row_aligned or len(tensor.shape) < 2:
+        return 1, tensor.element_count
+    return tensor.element_count // tensor.shape[-1], tensor.shape[-1]
+
+
+def section_of(shape: Sequence[int], *, is_router: bool = False) -> Literal["coded", "small"]:
+    """The section of a trainable parameter."""
+    count = 1
+    for size in shape:
+        count *= size
+    return "small" if len(shape) < 2 or is_router or count < SMALL_ELEMENTS else "coded"
+
+
+def make_layout(tensors: Sequence[Tensor], fragment_count: int = 1) -> Layout:
+    """Put tensors into storage order and check them. Raises ProtocolError naming the tensor."""
+    if not 1 <= fragment_count <= MAX_TENSORS:
+        raise ProtocolError(f"a layout of {fragment_count} fragments cannot be", next="use at least one fragment")
+    if len(tensors) > MAX_TENSORS:
+        raise ProtocolError(f"a layout of {len(tensors)} tensors is over the limit of {MAX_TENSORS}")
+    ordered = sorted(tensors, key=lambda t: (t.fragment, _SECTION_ORDER[t.section], t.name))
+    total = counters = 0
+    names: set[str] = set()
+    for tensor in ordered:
+        _check(tensor, fragment_count, names)
+        names.add(tensor.name)
+        if tensor.section == "counter":
+            counters += tensor.element_count
+        else:
+            total += tensor.element_count
+    if total > MAX_ELEMENTS or counters > MAX_COUNTERS:
+        raise ProtocolError(f"a layout of {total} elements and {counters} counters is over the limit")
+    layout = Layout(tensors=tuple(ordered), fragment_count=fragment_count)
+    present = {t.fragment for t in ordered if t.section != "counter"}
+    if present != set(range(fragment_count)):
+        raise ProtocolError("a layout has an empty fragment", cause=f"fragments with tensors: {sorted(present)}")
+    return layout
+
+
+def _check(tensor: Tensor, fragment_count: int, names: set[str]) -> None:
+    problem = ""
+    if not 0 < len(tensor.name) <= 512:
+        problem = "its name is empty or longer than 512 characters"
+    elif tensor.name in names:
+        problem = "the name appears twice"
+    elif not 0 <= tensor.fragment < fragment_count:
+        problem = f"fragment {tensor.fragment} is not one of {fragment_count}"
+    elif len(tensor.shape) > 16 or any(not 0 <= size <= MAX_ELEMENTS for size in tensor.shape):
+        problem = f"its shape {tensor.shape} cannot be"
+    elif tensor.element_count < 1:
+        problem = "it has no elements"
+    if problem:
+        raise ProtocolError(f"tensor {tensor.name[:512]!r} is not accepted in a layout", cause=problem)
+
+
+def layout_from_dict(body: dict[str, Any]) -> Layout:
+    """Read a layout from outside. Raises ProtocolError when it is not one, or not in storage order."""
+    try:
+        layout = msgspec.convert(body, Layout)
+    except msgspec.ValidationError as error:
+        raise ProtocolError("this is not a layout", cause=str(error)) from error
+    if make_layout(layout.tensors, layout.fragment_count) != layout:
+        raise ProtocolError("the tensors of this layout are not in storage order")
+    return layout
+
+
+def check_same_layout(ours: Layout, theirs: Layout) -> None:
+    """Raises LayoutMismatchError naming the first tensor that differs."""
+    if ours == theirs:
+        return
+    mine, others = {t.name: t for t in ours.tensors}, {t.name: t for t in theirs.tensors}
+    for name in sorted(mine.keys() | others.keys()):
+        left, right = mine.get(name), others.get(name)
+        if left != right:
+            raise LayoutMismatchError(
+                f"the model differs from the run's: {name}",
+                cause=f"the run has {_describe(left)}, this node has {_describe(right)}",
+                next="build the same model on every node (same job, same code, same versions)",
+            )
+    raise LayoutMismatchError(
+        "the layout differs from the run's",
+        cause=f"{ours.fragment_count} fragments here, {theirs.fragment_count} there",
+        next="build the same model on every node",
+    )
+
+
+def _describe(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "no such tensor"
+    return f"{tensor.section} {tensor.dtype}{list(tensor.shape)} in fragment {tensor.fragment}"

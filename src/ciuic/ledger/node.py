@@ -1,0 +1,87 @@
+"""The node's machine over all fragments: numbers its pushes, fills their headers, and reads the hub's answers.
+
+Pure: the caller moves frames and holds theta (one flat vector per fragment).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ciuic.codec import Vectors
+from ciuic.ledger.entry import Entry, Push, PushHeader
+from ciuic.ledger.intervals import Range
+from ciuic.ledger.layout import Layout
+from ciuic.ledger.replica import Replica
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Who pushes: changes only with a new attachment."""
+
+    run: str
+    node: str
+    incarnation: int
+    epoch: int = 0
+
+
+class NodeMachine:
+    """All fragments of one worker."""
+
+    def __init__(self, layout: Layout, vectors: Vectors, codecs: tuple[str, str], place: Place) -> None:
+        self.layout, self.place = layout, place
+        self._layout_digest = layout.digest
+        self.replicas = [Replica(layout, f, vectors, codecs) for f in range(layout.fragment_count)]
+        self._sequence = [0] * layout.fragment_count
+
+    def load(self, fragment: int, base: NDArray[np.float32], version: int, counters: tuple[int, ...] = ()) -> Any:
+        """Start a fragment from a base; returns its theta."""
+        return self.replicas[fragment].load(base, version, counters)
+
+    def stepped(self, tokens: int, ranges: list[Range]) -> None:
+        """One or more inner steps over these tokens and samples. Samples are reported with fragment 0."""
+        for replica in self.replicas:
+            replica.stepped(tokens, ranges if replica.fragment == 0 else ())
+
+    def unpushed_tokens(self, fragment: int = 0) -> int:
+        """Tokens trained since the last push."""
+        return self.replicas[fragment].progress.tokens
+
+    def can_push(self, fragment: int, target_tokens: int) -> bool:
+        """No push in flight and at least `target_tokens` trained since the last one."""
+        replica = self.replicas[fragment]
+        return replica.in_flight is None and replica.progress.tokens >= max(1, target_tokens)
+
+    def push(self, fragment: int, theta: Any, counters: tuple[int, ...] = ()) -> Push:
+        """Encode the progress. Raises NonFiniteError, then `load` the base again."""
+        flight = self.replicas[fragment].push(theta, self._sequence[fragment] + 1)
+        self._sequence[fragment] = flight.sequence
+        header = PushHeader(
+            run=self.place.run,
+            node=self.place.node,
+            incarnation=self.place.incarnation,
+            sequence=flight.sequence,
+            fragment=fragment,
+            base_version=flight.base_version,
+            epoch=self.place.epoch,
+            tokens=flight.tokens,
+            ranges=flight.ranges,
+            codec=self.replicas[fragment].codec_up,
+            layout_digest=self._layout_digest,
+            counters=counters if fragment == 0 else (),
+        )
+        return Push(header=header, payload=flight.payload)
+
+    def rejected(self, fragment: int, sequence: int) -> None:
+        """The hub refused this push (it was never accepted): its progress is unpushed again."""
+        flight = self.replicas[fragment].in_flight
+        if flight is not None and flight.sequence == sequence:
+            self.replicas[fragment].reject()
+
+    def merge(self, entry: Entry, theta: Any) -> None:
+        """Apply the next entry of its fragment; see Replica.merge."""
+        replica = self.replicas[entry.header.fragment]
+        flight = replica.in_flight
+        sequence = flight.sequence if flight else 0
+        replica.merge(entry, theta, outcome=entry.outcome(self.place.node, self.place.incarnation, sequence))

@@ -1,0 +1,178 @@
+"""The node's machine of one fragment: push, merge, reject. Pure: no sockets, no clock.
+
+    base  fp32, bit-identical everywhere at a version
+    e     residual: what compression dropped, kept for the next push
+    F     own pushed, unmerged progress: 0 or -d
+    p     = theta - base - F: progress since the last push
+
+The progress of each step sits in exactly one of {p, F, base via q, e}. theta belongs to the caller, as one flat
+vector of the same back end.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ciuic.codec import Vectors
+from ciuic.errors import ConflictError, DigestMismatchError, NonFiniteError, ProtocolError
+from ciuic.ledger.entry import Entry, base_digest
+from ciuic.ledger.intervals import Range
+from ciuic.ledger.layout import Layout
+
+
+@dataclass(kw_only=True)
+class InFlight:
+    """The one push of this fragment that has not come back in an entry."""
+
+    sequence: int
+    payload: NDArray[np.uint8]
+    base_version: int
+    tokens: int
+    ranges: tuple[Range, ...]
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Work since the last push of this fragment."""
+
+    tokens: int = 0
+    ranges: list[Range] = field(default_factory=list)
+
+    def add(self, tokens: int, ranges: tuple[Range, ...] | list[Range]) -> None:
+        self.tokens += tokens
+        for start, stop in ranges:
+            if self.ranges and self.ranges[-1][1] == start:
+                self.ranges[-1] = (self.ranges[-1][0], stop)
+            else:
+                self.ranges.append((start, stop))
+
+
+class Replica:
+    """State of one fragment on a node."""
+
+    def __init__(self, layout: Layout, fragment: int, vectors: Vectors, codecs: tuple[str, str]) -> None:
+        """`codecs` = (up, down): of this node's pushes and of the hub's entries."""
+        self.layout, self.fragment, self.vectors = layout, fragment, vectors
+        self.codec_up, self.codec_down = codecs
+        shape = layout.fragment_shape(fragment)
+        self._up, self._down = (vectors.codec(name, shape) for name in codecs)
+        self.base: Any = vectors.zeros(shape.element_count)
+        self.e: Any = vectors.zeros(shape.element_count)
+        self.F: Any = vectors.zeros(shape.element_count)
+        self.version = 0
+        self.digest = ""
+        self.counters: tuple[int, ...] = ()
+        self.in_flight: InFlight | None = None
+        self.progress = Progress()
+        self._stepped = False  # whether theta moved since the last push (else p is exactly 0)
+
+    def load(self, base: NDArray[np.float32], version: int, counters: tuple[int, ...] = ()) -> Any:
+        """Start from a base; returns theta (a copy of it). Residual and unmerged progress are gone."""
+        self.base = self.vectors.from_host(base)
+        self.e, self.F = self.vectors.zeros(len(base)), self.vectors.zeros(len(base))
+        self.version, self.counters = version, counters
+        self.digest = base_digest(base, counters)
+        self.in_flight, self.progress, self._stepped = None, Progress(), False
+        return self.vectors.copy(self.base)
+
+    def stepped(self, tokens: int, ranges: tuple[Range, ...] | list[Range] = ()) -> None:
+        """theta has moved by inner steps over these tokens and samples."""
+        self.progress.add(tokens, ranges)
+        self._stepped = True
+
+    def push(self, theta: Any, sequence: int) -> InFlight:
+        """Encode the progress since the last push. theta does not move.
+
+        Raises NonFiniteError (the residual is untouched: load the base again) and ConflictError when a push is in
+        flight or there is nothing to push.
+        """
+        if self.in_flight is not None or self.progress.tokens <= 0:
+            raise ConflictError("there is nothing to push now", cause="a push is in flight, or no token was trained")
+        d = self.base - theta  # F = 0 here
+        y = d + self.e
+        bad = self.vectors.first_non_finite(y)
+        if bad is not None:
+            raise NonFiniteError(
+                f"training produced a non-finite value in {self.layout.name_at(self.fragment, bad)}",
+                cause="the loss diverged or overflowed on this node",
+                next="lower the learning rate or use bf16 instead of fp16; this node goes on from the base",
+            )
+        payload = self._up.encode(y)
+        y -= self._up.decode(payload)
+        self.e = y
+        d *= -1
+        self.F = d
+        sent, self.progress, self._stepped = self.progress, Progress(), False
+        self.in_flight = InFlight(
+            sequence=sequence,
+            payload=payload,
+            base_version=self.version,
+            tokens=sent.tokens,
+            ranges=tuple(sent.ranges),
+        )
+        return self.in_flight
+
+    def merge(self, entry: Entry, theta: Any, *, outcome: Literal["merged", "rejected", "absent"]) -> None:
+        """Apply the next entry; theta (flat, in place) keeps every step made meanwhile.
+
+        `outcome`: what the entry did to the push in flight. Raises ProtocolError or DigestMismatchError before
+        anything changes when the entry is not the next one, and DigestMismatchError after it when the result differs
+        from the hub's (then a snapshot must be loaded).
+        """
+        header = entry.header
+        if (header.fragment, header.version, header.codec) != (self.fragment, self.version + 1, self.codec_down):
+            raise ProtocolError(
+                f"entry {header.version} of fragment {header.fragment} ({header.codec}) is not the next one",
+                cause=f"this replica is at version {self.version} of fragment {self.fragment} ({self.codec_down})",
+            )
+        if header.previous_digest != self.digest:
+            raise DigestMismatchError(
+                f"version {self.version} has another digest here than on the hub",
+                cause=f"{self.digest[:12]} here, {header.previous_digest[:12]} there",
+                next="the node loads a snapshot again",
+            )
+        step = self._down.decode(entry.payload)
+        assign = not self._stepped and (self.in_flight is None or outcome == "merged")
+        if not assign:
+            theta -= self.base
+            theta -= self.F
+        self.base -= step
+        if self.in_flight is not None and outcome != "absent":
+            self._settle(merged=outcome == "merged", p=theta)
+        if assign:
+            theta[:] = self.base
+        else:
+            theta += self.base
+            theta += self.F
+        self.version, self.counters = header.version, header.counters
+        self.digest = base_digest(self.vectors.to_host(self.base), self.counters)
+        if self.digest != header.digest:
+            raise DigestMismatchError(
+                f"version {self.version} came out different here",
+                cause=f"{self.digest[:12]} here, {header.digest[:12]} on the hub",
+                next="the node loads a snapshot again; if it happens twice, check this machine's memory and libraries",
+            )
+
+    def reject(self) -> None:
+        """The push in flight was refused: its progress is unpushed again, nothing is lost. theta does not move."""
+        if self.in_flight is not None:
+            self._settle(merged=False, p=None)
+
+    def _settle(self, *, merged: bool, p: Any) -> None:
+        """End the flight. `p` (in place): a rejected push is progress since the last push again: p += F = -d."""
+        flight = self.in_flight
+        if flight is None:
+            return
+        if not merged:
+            if p is not None:
+                p += self.F
+            self.e += self._up.decode(flight.payload)
+            self.e += self.F  # e before the push = e_after + q - d
+            again = Progress()
+            again.add(flight.tokens, flight.ranges)
+            again.add(self.progress.tokens, self.progress.ranges)
+            self.progress, self._stepped = again, True
+        self.F[:] = 0
+        self.in_flight = None

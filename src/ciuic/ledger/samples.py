@@ -1,0 +1,91 @@
+"""The sample ledger: every sample of the run is trained once, whoever dies.
+
+A sample is free, leased to a node, pushed (in an accepted push that waits for its round) or committed (its push is
+in an entry). Leases of a node that is gone become free again. A late push whose samples were leased again in the
+meantime still merges; the overlap is counted as duplicated.
+"""
+
+from collections.abc import Iterable
+
+from ciuic.ledger.intervals import IntervalSet, Range
+
+
+class SampleLedger:
+    """Who has which samples of [0, total)."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.free = IntervalSet([(0, total)] if total else [])
+        self.leased: dict[str, IntervalSet] = {}
+        self.committed = IntervalSet()
+        self.ever_leased = IntervalSet()
+        self.duplicated = 0
+
+    def lease(self, node: str, count: int) -> list[Range]:
+        """Up to `count` free samples, smallest first, now leased to `node`."""
+        ranges = self.free.take(count)
+        self._own(node, ranges)
+        return ranges
+
+    def restore_lease(self, node: str, ranges: Iterable[Range]) -> None:
+        """Repeat a lease from the journal."""
+        ranges = list(ranges)
+        for start, stop in ranges:
+            self.free.remove(start, stop)
+        self._own(node, ranges)
+
+    def _own(self, node: str, ranges: list[Range]) -> None:
+        owned = self.leased.setdefault(node, IntervalSet())
+        for start, stop in ranges:
+            owned.add(start, stop)
+            self.ever_leased.add(start, stop)
+
+    def accept(self, ranges: Iterable[Range]) -> None:
+        """A push with these samples is durable: nobody else gets them."""
+        for start, stop in ranges:
+            self.free.remove(start, stop)
+            for owned in self.leased.values():
+                owned.remove(start, stop)
+
+    def reject(self, node: str, ranges: Iterable[Range]) -> None:
+        """An accepted push was rejected when its round closed: its samples are the node's to push again."""
+        owned = self.leased.setdefault(node, IntervalSet())
+        for start, stop in ranges:
+            owned.add(start, stop)
+
+    def release(self, ranges: Iterable[Range]) -> None:
+        """Samples of an accepted push that will not merge and whose node is gone: free again."""
+        for start, stop in ranges:
+            missing = IntervalSet([(start, stop)])
+            for taken in (self.committed, *self.leased.values()):
+                for a, b in taken:
+                    missing.remove(a, b)
+            for a, b in missing:
+                self.free.add(a, b)
+
+    def commit(self, ranges: Iterable[Range]) -> None:
+        """A push with these samples is in an entry."""
+        for start, stop in ranges:
+            self.free.remove(start, stop)
+            self.ever_leased.add(start, stop)
+            self.duplicated += self.committed.add(start, stop)
+            for owned in self.leased.values():
+                owned.remove(start, stop)
+
+    def give_back(self, node: str, ranges: Iterable[Range] | None = None) -> list[Range]:
+        """Leased samples of a node (all, or those given) are free again; returns the ranges that went back."""
+        owned = self.leased.get(node, IntervalSet())
+        returned = list(owned) if ranges is None else list(ranges)
+        for start, stop in returned:
+            owned.remove(start, stop)
+            self.free.add(start, stop)
+        return returned
+
+    def outstanding(self, node: str) -> int:
+        """How many samples the node holds that it has not pushed."""
+        return len(self.leased.get(node, IntervalSet()))
+
+    @property
+    def complete(self) -> bool:
+        """Every sample is committed."""
+        return len(self.committed) == self.total

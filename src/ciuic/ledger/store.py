@@ -1,0 +1,149 @@
+"""The files of one fragment on the hub: entry log, snapshots and the accepted pushes no snapshot covers yet.
+
+    log.bin                     entries, version 1 first; the only truth
+    snapshots/0000000012.base   the base at version 12, as nodes download it; .hub: residual and momentum (two are kept)
+    pushes/<node>.<inc>.<seq>   accepted pushes, kept until a snapshot covers the entry they are in
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from ciuic.errors import FrameError, LedgerDamagedError
+from ciuic.ledger.entry import Entry, Part, Push, Snapshot, entry_from_frame, push_from_frame, snapshot_from_frame
+from ciuic.ledger.files import AppendLog, storage_error, write_durable
+
+Key = tuple[str, int, int]
+KEEP_SNAPSHOTS = 2
+
+
+class FragmentStore:
+    """Durable state of one fragment."""
+
+    def __init__(self, folder: Path, element_count: int) -> None:
+        self.folder, self.element_count = folder, element_count
+        try:
+            for name in ("snapshots", "pushes"):
+                (folder / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(f"cannot create {folder}", error) from error
+        self.log = AppendLog(folder / "log.bin", "entry")
+        self.entry_bytes_total = sum(length for _, length in self.log.frames)
+
+    # ---- entries: log index 0 is version 1
+
+    @property
+    def version(self) -> int:
+        return len(self.log)
+
+    def entry(self, version: int) -> Entry:
+        return entry_from_frame(self.log.read(version - 1))
+
+    def entries_after(self, version: int, max_bytes: int) -> list[bytes]:
+        """Frames of the versions after `version`: at least one if there is one, then up to `max_bytes`."""
+        frames: list[bytes] = []
+        total = 0
+        for index in range(version, len(self.log)):
+            length = self.log.frames[index][1]
+            if frames and total + length > max_bytes:
+                break
+            frames.append(self.log.read(index))
+            total += length
+        return frames
+
+    def append(self, entry: Entry) -> int:
+        """Durable when it returns; gives the frame's bytes."""
+        frame = entry.to_frame()
+        self.log.append(frame)
+        self.entry_bytes_total += len(frame)
+        return len(frame)
+
+    def bytes_since(self, version: int) -> int:
+        """Bytes of the entries after `version`."""
+        return sum(length for _, length in self.log.frames[version:])
+
+    # ---- pushes
+
+    def push_path(self, key: Key) -> Path:
+        node, incarnation, sequence = key
+        return self.folder / "pushes" / f"{node}.{incarnation}.{sequence}"
+
+    def save_push(self, key: Key, frame: bytes) -> None:
+        write_durable(self.push_path(key), frame)
+
+    def load_push(self, key: Key) -> Push:
+        """Raises LedgerDamagedError when an accepted push is missing or damaged."""
+        path = self.push_path(key)
+        try:
+            return push_from_frame(path.read_bytes())
+        except (FrameError, OSError) as error:
+            raise LedgerDamagedError(
+                f"the accepted push {path.name} cannot be read",
+                cause=str(error),
+                next="restore the file from a backup",
+            ) from error
+
+    def push_keys(self) -> list[Key]:
+        """All pushes on disk, in order."""
+        keys: list[Key] = []
+        for path in (self.folder / "pushes").iterdir():
+            if path.name.startswith("."):
+                path.unlink()  # a temporary file of a crash
+                continue
+            node, incarnation, sequence = path.name.rsplit(".", 2)
+            keys.append((node, int(incarnation), int(sequence)))
+        return sorted(keys)
+
+    # ---- snapshots: the base in a file that nodes download as it is, the hub's own state beside it
+
+    def snapshot_path(self, version: int) -> Path:
+        """The base of a snapshot, as a frame for nodes."""
+        return self.folder / "snapshots" / f"{version:010d}.base"
+
+    def _hub_state_path(self, version: int) -> Path:
+        return self.folder / "snapshots" / f"{version:010d}.hub"
+
+    def snapshot_versions(self) -> list[int]:
+        return sorted(int(p.stem) for p in (self.folder / "snapshots").glob("[0-9]*.base"))
+
+    def save_snapshot(self, snapshot: Snapshot) -> None:
+        """Write it, then drop what it covers: older snapshots but one, and pushes merged before the kept ones."""
+        version, parts = snapshot.header.version, snapshot.header.parts
+        rest = tuple(part for part in parts if part != "base")
+        write_durable(self._hub_state_path(version), _part_of(snapshot, rest).to_frame())
+        write_durable(self.snapshot_path(version), _part_of(snapshot, ("base",)).to_frame())
+        for old in self.snapshot_versions()[:-KEEP_SNAPSHOTS]:
+            self.snapshot_path(old).unlink()
+            self._hub_state_path(old).unlink()
+        self._drop_pushes_before(self.snapshot_versions()[0])
+
+    def _drop_pushes_before(self, version: int) -> None:
+        for covered in range(version, 0, -1):
+            header = self.entry(covered).header
+            paths = [self.push_path((c.node, c.incarnation, c.sequence)) for c in header.contributors]
+            paths += [self.push_path((r.node, r.incarnation, r.sequence)) for r in header.rejected]
+            present = [path for path in paths if path.exists()]
+            if not present and covered < version:
+                return
+            for path in present:
+                path.unlink()
+
+    def load_snapshot(self, version: int) -> Snapshot:
+        """All parts of a snapshot. Raises FrameError or LedgerDamagedError."""
+        try:
+            base = snapshot_from_frame(self.snapshot_path(version).read_bytes(), self.element_count)
+            rest = snapshot_from_frame(self._hub_state_path(version).read_bytes(), self.element_count)
+        except OSError as error:
+            raise LedgerDamagedError(f"snapshot {version} cannot be read", cause=str(error)) from error
+        if base.header.digest != rest.header.digest:
+            raise LedgerDamagedError(f"the two files of snapshot {version} do not belong together")
+        header = msgspec.structs.replace(base.header, parts=(*base.header.parts, *rest.header.parts))
+        return Snapshot(header=header, vectors={**base.vectors, **rest.vectors})
+
+    def close(self) -> None:
+        self.log.close()
+
+
+def _part_of(snapshot: Snapshot, parts: tuple[Part, ...]) -> Snapshot:
+    header = msgspec.structs.replace(snapshot.header, parts=parts)
+    return Snapshot(header=header, vectors=snapshot.vectors)

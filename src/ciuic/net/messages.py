@@ -1,0 +1,388 @@
+"""The control messages between hub, agent, worker and operator (JSON over HTTPS; binary frames are in ledger/entry).
+
+Every message refuses unknown fields and carries units in its names. `decode` is the only way in from outside: it
+turns any malformed body into a ProtocolError.
+"""
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from ciuic.errors import ProtocolError
+
+API = "/v1"
+T = TypeVar("T")
+
+Role = Literal["node", "operator", "viewer"]
+NodeState = Literal["idle", "assigned", "training", "draining", "left", "suspect", "dead", "evicted"]
+RunState = Literal["waiting", "running", "stopping", "finished", "stopped", "failed"]
+WorkerState = Literal["none", "starting", "running", "finished", "failed", "stopped"]
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Base of all control messages."""
+
+
+# ---- joining -------------------------------------------------------------------------------------------------------
+
+
+class JoinRequest(Message):
+    """Sent with the token's secret, over a connection pinned to the token's authority."""
+
+    token_id: str
+    secret: str
+    csr_pem: str
+    """P-256 certificate signing request; the hub chooses the subject."""
+    location: str
+    """A name like us-west; the hub makes the node id from it (us-west, us-west-2, ...)."""
+    claimed: dict[str, float] = {}
+    """What the operator claims: gpu, bandwidth_gbit_s, memory_gb ..."""
+
+
+class JoinReply(Message):
+    node_id: str
+    certificate_pem: str
+
+
+class CreateTokenRequest(Message):
+    lifetime_s: float = 86400.0
+    uses: int = 1
+    role: Role = "node"
+
+
+class CreateTokenReply(Message):
+    token: str
+    token_id: str
+    expires_at: float
+    uses: int
+
+
+# ---- agent ---------------------------------------------------------------------------------------------------------
+
+
+class WorkerReport(Message):
+    """What the agent knows of its worker processes."""
+
+    run_id: str = ""
+    state: WorkerState = "none"
+    attempt: int = 0
+    """The assignment's attempt that this is about; 0 when the agent does not say."""
+    restarts: int = 0
+    exit_code: int | None = None
+    detail: str = ""
+    """The exception line of a failed worker."""
+
+
+class HeartbeatRequest(Message):
+    """One beat of the agent; the hub holds the reply for up to `wait_s` while nothing changes for this node."""
+
+    agent_incarnation: str
+    """Random per agent process. A newer one supersedes an older one of the same identity."""
+    sequence: int
+    known_revision: int
+    """Revision of the desired state the agent already has."""
+    wait_s: float = 2.0
+    location: str = ""
+    claimed: dict[str, float] = {}
+    measured: dict[str, float] = {}
+    """up_bits_per_s, down_bits_per_s, rtt_s, clock_offset_s, cpu_count, memory_free_bytes, disk_free_bytes, gpu_count."""
+    facts: dict[str, str] = {}
+    """host, platform, python, torch, device, ciuic version."""
+    worker: WorkerReport = WorkerReport()
+    draining: bool = False
+    allow_code: bool = False
+
+
+class Assignment(Message):
+    """What the hub wants this node to run."""
+
+    run_id: str
+    job: dict[str, Any]
+    """The resolved job (job.Job as a dict)."""
+    attempt: int = 1
+    """Grows when the hub wants a fresh start of the workers."""
+
+
+class HeartbeatReply(Message):
+    boot_id: str
+    epoch: int
+    revision: int
+    assignment: Assignment | None = None
+    stop_worker: bool = False
+    """Stop the worker gracefully (run stopped by its operator, or node drained)."""
+    heartbeat_s: float = 2.0
+    hub_time: float = 0.0
+
+
+class LogLine(Message):
+    time: float
+    rank: int
+    stream: Literal["out", "err", "agent"]
+    text: str
+
+
+class LogRequest(Message):
+    run_id: str
+    lines: list[LogLine]
+
+
+class LeaveRequest(Message):
+    agent_incarnation: str
+
+
+# ---- worker (rank 0) -----------------------------------------------------------------------------------------------
+
+
+class AttachRequest(Message):
+    """A worker takes its place in a run. A new incarnation supersedes the node's older ones."""
+
+    layout: dict[str, Any]
+    """ledger.layout.Layout as a dict; the hub compares it by digest and names the first difference."""
+    layout_digest: str
+    base_digests: list[str]
+    """Per fragment: digest of the parameters the worker starts with. Equal ones need no download."""
+    dataset_samples: int = 0
+    """Samples of the node's training data set; 0 for a stream of unknown length."""
+    data_digest: str = ""
+    """Digest of the training data, where it is known: nodes with other data are pointed out."""
+    torch_version: str = ""
+    device: str = ""
+
+
+class FragmentState(Message):
+    version: int
+    digest: str
+    snapshot_version: int
+    snapshot_bytes: int
+
+
+class AttachReply(Message):
+    incarnation: int
+    epoch: int
+    boot_id: str
+    state: Literal["initialize", "wait", "ready"]
+    """initialize: upload your parameters as version 0; wait: another worker does, ask again; ready: go."""
+    fragments: list[FragmentState] = []
+    next_sequence: int = 1
+    total_samples: int = 0
+
+
+class PushReply(Message):
+    """The answer to a push frame (the frame itself is binary)."""
+
+    status: Literal["accepted", "duplicate", "rejected"]
+    reason: str = ""
+    detail: str = ""
+    epoch: int = 0
+    hub_version: int = 0
+
+
+class LeaseRequest(Message):
+    incarnation: int
+    count: int
+    request_id: int
+    """Grows by one per new request of an incarnation; the same id again gets the same answer (lost replies)."""
+
+
+class LeaseReply(Message):
+    status: Literal["granted", "wait", "finished"]
+    """granted: train these; wait: nothing free now, push what you have and ask again; finished: the run is complete."""
+    ranges: list[tuple[int, int]] = []
+    """Half-open [start, stop) sample numbers of the run."""
+    final_versions: list[int] = []
+    """With `finished`: the last version per fragment."""
+
+
+class ReportRequest(Message):
+    """What a worker tells about itself, about once a second."""
+
+    incarnation: int
+    step: int
+    samples: int
+    tokens: int
+    loss: float | None = None
+    base_versions: list[int] = []
+    wall_s: float = 0.0
+    """Since the first step."""
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+    """Time in which the training thread waited for or worked on communication (exposed)."""
+    communication_cpu_s: float = 0.0
+    """Thread processor time spent on communication, all threads."""
+    data_s: float = 0.0
+    longest_stall_s: float = 0.0
+    """Longest time in which one step boundary was blocked on the hub."""
+    step_s: float = 0.0
+    """Median step time."""
+    pushes: int = 0
+    final_digests: list[str] = []
+    """When done: digest of the base per fragment."""
+
+
+class EvaluationRequest(Message):
+    """Held-out loss of the base at a version: the same number on every node."""
+
+    incarnation: int
+    version: int
+    loss: float
+    samples: int
+    final: bool = False
+
+
+class DetachRequest(Message):
+    incarnation: int
+    reason: Literal["finished", "drained", "stopped", "failed"]
+    detail: str = ""
+
+
+class Ok(Message):
+    ok: bool = True
+
+
+# ---- operator ------------------------------------------------------------------------------------------------------
+
+
+class SubmitRequest(Message):
+    job: dict[str, Any]
+    submit_token: str = ""
+    """The same token twice gives the same run (safe retries)."""
+
+
+class SubmitReply(Message):
+    run_id: str
+    created: bool
+
+
+class NodeInfo(Message):
+    node_id: str
+    location: str
+    state: NodeState
+    claimed: dict[str, float] = {}
+    measured: dict[str, float] = {}
+    facts: dict[str, str] = {}
+    run_id: str = ""
+    worker: WorkerReport = WorkerReport()
+    last_seen_s: float | None = None
+    """Age of the last heartbeat; None when not seen since the hub started."""
+
+
+class NodeInRun(Message):
+    node_id: str
+    state: Literal["starting", "warming", "training", "idle", "done", "gone"]
+    incarnation: int = 0
+    step: int = 0
+    samples: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    base_version: int = 0
+    pushes_accepted: int = 0
+    pushes_merged: int = 0
+    pushes_rejected: int = 0
+    wall_s: float = 0.0
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+    communication_cpu_s: float = 0.0
+    data_s: float = 0.0
+    longest_stall_s: float = 0.0
+    step_s: float = 0.0
+    staleness: int = 0
+    final_digests: list[str] = []
+
+
+class EvaluationPoint(Message):
+    version: int
+    loss: float
+    node_id: str
+    time: float
+    samples_committed: int
+    final: bool = False
+
+
+class RoundInfo(Message):
+    version: int
+    fragment: int
+    time: float
+    nodes: list[str]
+    staleness: list[int]
+    tokens: int
+    push_bytes: int
+    entry_bytes: int
+    duration_s: float
+    why: str
+    """complete, deadline, member-gone, finish."""
+
+
+class SampleCounts(Message):
+    total: int = 0
+    leased: int = 0
+    """Distinct samples that were ever leased."""
+    committed: int = 0
+    duplicated: int = 0
+    lost: int = 0
+    """Of a finished run: total - committed."""
+
+
+class RunInfo(Message):
+    run_id: str
+    name: str
+    state: RunState
+    created_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    reason: str = ""
+    job: dict[str, Any] = {}
+    versions: list[int] = []
+    digests: list[str] = []
+    parameters: int = 0
+    epoch: int = 0
+    nodes: list[NodeInRun] = []
+    evaluations: list[EvaluationPoint] = []
+    rounds: list[RoundInfo] = []
+    """The latest rounds (at most 200)."""
+    samples: SampleCounts = SampleCounts()
+    push_bytes: int = 0
+    entry_bytes: int = 0
+    loss_consistent: bool | None = None
+    """After the end: all nodes reported the same held-out loss and base digests for the final version."""
+    progress: float = 0.0
+
+
+class Event(Message):
+    """One line of the durable story of the hub."""
+
+    id: int
+    time: float
+    kind: str
+    """hub.started, node.joined, node.dead, run.started, round.closed, push.rejected, worker.failed, ..."""
+    run_id: str = ""
+    node_id: str = ""
+    text: str = ""
+    data: dict[str, Any] = {}
+
+
+class HubInfo(Message):
+    url: str
+    version: str
+    boot_id: str
+    started_at: float
+    nodes: list[NodeInfo] = []
+    runs: list[RunInfo] = []
+    """Without rounds and evaluations."""
+    disk_free_bytes: int = 0
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """Read one message from outside. Raises ProtocolError naming the field that is wrong."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:  # includes ValidationError
+        raise ProtocolError(
+            f"this is not a valid {getattr(kind, '__name__', kind)}",
+            cause=str(error),
+            next="use the same version of ciuic on both sides",
+        ) from error
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """One message as JSON."""
+    return msgspec.json.encode(message)
