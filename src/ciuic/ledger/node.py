@@ -73,6 +73,10 @@ class NodeMachine:
         )
         return Push(header=header, payload=flight.payload)
 
+    def discard(self, fragment: int, theta: Any) -> list[Range]:
+        """Give up what was trained since the last push; see Replica.discard."""
+        return self.replicas[fragment].discard(theta)
+
     def rejected(self, fragment: int, sequence: int) -> None:
         """The hub refused this push (it was never accepted): its progress is unpushed again."""
         flight = self.replicas[fragment].in_flight

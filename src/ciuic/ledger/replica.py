@@ -114,6 +114,13 @@ class Replica:
         )
         return self.in_flight
 
+    def discard(self, theta: Any) -> list[Range]:
+        """Give up the progress since the last push (it is not finite): theta = base + F. Returns its samples."""
+        lost, self.progress, self._stepped = self.progress, Progress(), False
+        theta[:] = self.base
+        theta += self.F
+        return lost.ranges
+
     def merge(self, entry: Entry, theta: Any, *, outcome: Literal["merged", "rejected", "absent"]) -> None:
         """Apply the next entry; theta (flat, in place) keeps every step made meanwhile.
 

@@ -1,0 +1,159 @@
+"""What moves between a worker and the hub, each on its own thread and connection, so that training never waits for it.
+
+    pusher   frames out, acknowledged, repeated until an answer comes
+    puller   entries in, by long poll, one per fragment
+    control  leases and reports
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ciuic.errors import CiuicError, FrameError, ProtocolError, StorageError, UnreachableError
+from ciuic.ledger.entry import Entry, Push, entry_from_frame
+from ciuic.ledger.frame import split_frames
+from ciuic.net import messages as m
+from ciuic.net.client import HubClient, backoff_s, retrying
+from ciuic.net.tls import Purpose
+
+LONG_POLL_S = 20.0
+_log = logging.getLogger("ciuic.train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """The hub answered a push."""
+
+    fragment: int
+    sequence: int
+    reply: m.PushReply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrived:
+    """The next entry of its fragment."""
+
+    entry: Entry
+    at_s: float
+    """perf_counter at arrival."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A thread gave up: the worker must end with this error."""
+
+    error: CiuicError
+
+
+Item = Answered | Arrived | Failed
+
+
+@dataclass(kw_only=True)
+class Courier:
+    """Threads of one worker. Items for the training thread come out of `arrivals`."""
+
+    connect: Callable[[Purpose], HubClient]
+    run_id: str
+    stop: threading.Event = field(default_factory=threading.Event)
+    arrivals: "queue.Queue[Item]" = field(default_factory=queue.Queue)
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    """Thread processor time per thread."""
+    _outbox: "queue.Queue[Push]" = field(default_factory=queue.Queue)
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _clients: list[HubClient] = field(default_factory=list)
+
+    def start(self, versions: list[int]) -> None:
+        """Pull the entries after `versions` (per fragment) and push what is sent."""
+        self._thread("pusher", self._push_loop)
+        for fragment, version in enumerate(versions):
+            self._thread(f"puller-{fragment}", lambda c, f=fragment, v=version: self._pull_loop(c, f, v))
+
+    def send(self, push: Push) -> None:
+        """Hand over a push; its answer arrives later."""
+        self._outbox.put(push)
+
+    def control(self, name: str, loop: Callable[[HubClient], None]) -> None:
+        """Run another loop on a thread and connection of its own."""
+        self._thread(name, loop, "control")
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Stop all threads; a long poll is interrupted."""
+        self.stop.set()
+        for client in self._clients:
+            client.interrupt()
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _thread(self, name: str, loop: Callable[[HubClient], None], purpose: Purpose = "updates") -> None:
+        def body() -> None:
+            client = self.connect(purpose)
+            self._clients.append(client)
+            try:
+                loop(client)
+            except UnreachableError as error:
+                if not self.stop.is_set():
+                    self.arrivals.put(Failed(error=error))
+            except CiuicError as error:
+                self.arrivals.put(Failed(error=error))
+            finally:
+                client.close()
+
+        thread = threading.Thread(target=body, name=f"ciuic-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    # ---- pushing
+
+    def _push_loop(self, client: HubClient) -> None:
+        while not self.stop.is_set():
+            try:
+                push = self._outbox.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            reply = self._deliver(client, push)
+            header = push.header
+            self.arrivals.put(Answered(fragment=header.fragment, sequence=header.sequence, reply=reply))
+            self.cpu_s["pusher"] = time.thread_time()
+
+    def _deliver(self, client: HubClient, push: Push) -> m.PushReply:
+        frame, path = push.to_frame(), f"{m.API}/runs/{self.run_id}/push"
+        failures = 0
+        while True:
+            try:
+                return retrying(
+                    lambda: client.send_frame(path, frame, m.PushReply), stop=self.stop, what="sending a push"
+                )
+            except (StorageError, FrameError) as error:  # full disk on the hub, or damaged on the way: it may pass
+                failures += 1
+                if failures == 1:
+                    _log.warning("the hub did not take a push: %s; trying again", error)
+                if self.stop.wait(backoff_s(failures)):
+                    raise
+
+    # ---- pulling
+
+    def _pull_loop(self, client: HubClient, fragment: int, version: int) -> None:
+        while not self.stop.is_set():
+            path = f"{m.API}/runs/{self.run_id}/entries?fragment={fragment}&after={version}&wait_s={LONG_POLL_S:g}"
+            data = retrying(
+                lambda p=path: client.fetch(p, timeout_s=LONG_POLL_S + 15), stop=self.stop, what="waiting for entries"
+            )
+            at_s = time.perf_counter()
+            for frame in split_frames(data, "entry"):
+                entry = entry_from_frame(frame)
+                if entry.header.version != version + 1:
+                    raise ProtocolError(f"entry {entry.header.version} came after version {version}")
+                version += 1
+                self.arrivals.put(Arrived(entry=entry, at_s=at_s))
+            self.cpu_s[f"puller-{fragment}"] = time.thread_time()
+
+
+def post(client: HubClient, run_id: str, what: str, message: msgspec.Struct, reply_type: type[Any] = m.Ok) -> Any:
+    """POST one control message of a run."""
+    return client.call("POST", f"{m.API}/runs/{run_id}/{what}", message, reply_type)

@@ -1,0 +1,72 @@
+"""The ranks of one node: rank 0 decides, the others follow. With one rank nothing is sent."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+_STATUS = ("work", "again", "end")
+
+
+class Gang:
+    """Collectives of one node on a gloo group of their own (host tensors), whatever the training's backend is."""
+
+    def __init__(self, device_type: str) -> None:
+        """Joins torchrun's world when there is one."""
+        self.size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ.get("RANK", "0"))
+        self._group: Any = None
+        if self.size > 1:
+            if not dist.is_initialized():
+                dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
+            self._group = dist.new_group(backend="gloo")
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """The model, in DistributedDataParallel when there are several ranks."""
+        if self.size == 1:
+            return model
+        ids = [device.index] if device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(model, device_ids=ids)
+
+    def total(self, value: int) -> int:
+        """Sum over the ranks."""
+        if self.size == 1:
+            return value
+        tensor = torch.tensor([value])
+        dist.all_reduce(tensor, group=self._group)
+        return int(tensor)
+
+    def decision(self, status: str, changed: bool) -> tuple[str, bool]:
+        """Rank 0's status and whether new parameters follow."""
+        if self.size == 1:
+            return status, changed
+        tensor = torch.tensor([_STATUS.index(status), int(changed)])
+        dist.broadcast(tensor, src=0, group=self._group)
+        return _STATUS[int(tensor[0])], bool(tensor[1])
+
+    def numbers(self, values: Tensor | None) -> Tensor:
+        """Rank 0's integers [n], on every rank."""
+        if self.size == 1:
+            return values if values is not None else torch.zeros(0, dtype=torch.int64)
+        count = torch.tensor([0 if values is None else len(values)])
+        dist.broadcast(count, src=0, group=self._group)
+        buffer = values if values is not None else torch.empty(int(count), dtype=torch.int64)
+        if int(count):
+            dist.broadcast(buffer, src=0, group=self._group)
+        return buffer
+
+    def share(self, flat: Tensor) -> None:
+        """Rank 0's flat vector, on every rank (in place)."""
+        if self.size == 1:
+            return
+        host = flat if flat.device.type == "cpu" else flat.cpu()
+        dist.broadcast(host, src=0, group=self._group)
+        if host is not flat:
+            flat.copy_(host)
+
+    def close(self) -> None:
+        """Leave torchrun's world."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()

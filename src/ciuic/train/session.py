@@ -1,0 +1,237 @@
+"""`run = ciuic.join(); model, optimizer, loader = run.prepare(model, optimizer, loader)`: any loop, synchronised.
+
+After `prepare`, the loader yields the samples this node has leased, `optimizer.step()` counts a step, and at step
+boundaries what arrived from the other nodes is merged into the model in place.
+"""
+
+import atexit
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from ciuic.errors import TrainingLoopError
+from ciuic.job import Job
+from ciuic.ledger.intervals import Range
+from ciuic.train.engine import DataFacts, Engine
+from ciuic.train.gang import Gang
+from ciuic.train.loader import LeasedLoader, check_loader, dataset_samples, to_numbers
+from ciuic.train.meter import Meter
+from ciuic.train.runfile import RunFile, read_run_file
+from ciuic.train.state import ModelState
+
+_log = logging.getLogger("ciuic.train")
+
+
+def join() -> "Run":
+    """This process's place in the run that its agent started. Raises NotInRunError elsewhere."""
+    return Run(read_run_file())
+
+
+class Run:
+    """One worker's side of a run."""
+
+    def __init__(self, info: RunFile) -> None:
+        self.job: Job = info.job
+        """The job as it was resolved by the hub."""
+        self.node_id = info.node_id
+        self.device = _choose_device()
+        """Where this rank should train."""
+        self._info = info
+        self._gang = Gang(self.device.type)
+        self.rank, self.world_size = self._gang.rank, self._gang.size
+        """torch's rank inside this node, and how many ranks it has."""
+        self._meter = Meter()
+        self._engine: Engine | None = None
+        self._state: ModelState | None = None
+        self._evaluate: Callable[[], tuple[float, int]] | None = None
+        self._taken: list[tuple[list[Range], int]] = []
+        self._batch_of_node = 1
+        self._progress = 0.0
+        self._drain_asked = False
+
+    # ---- the public face
+
+    def prepare(
+        self, model: nn.Module, optimizer: Optimizer, loader: "DataLoader[Any]", *, data_digest: str = ""
+    ) -> tuple[nn.Module, Optimizer, LeasedLoader]:
+        """Synchronise a model (already on `run.device`), its optimizer and a DataLoader over a map-style data set.
+
+        Returns the model (in DistributedDataParallel when the node has several ranks), the same optimizer, and a
+        loader of leased samples that ends when the whole run is complete. `loader.batch_size` is per rank.
+        """
+        if self._state is not None:
+            raise TrainingLoopError("run.prepare was called twice", next="prepare one model, once")
+        loader = check_loader(loader)
+        _check_optimizer(model, optimizer)
+        where = self.device if next(model.parameters()).device.type == "cuda" else torch.device("cpu")
+        self._state = ModelState(model, where)
+        self._batch_of_node = int(loader.batch_size or 1) * self.world_size
+        self._install_drain()
+        atexit.register(self.close)
+        if self.rank == 0:
+            self._attach(loader, optimizer, data_digest)
+        model = self._gang.wrap(model, self.device)  # also gives every rank rank 0's parameters
+        optimizer.register_step_post_hook(lambda *_: self._after_step())
+        leased = LeasedLoader(
+            loader,
+            take=self._take,
+            wait=self._wait_for_work,
+            took=self._took,
+            finish=self._finish,
+            place=(self.rank, self.world_size),
+            seed=self.job.train.seed,
+        )
+        return model, optimizer, leased
+
+    def on_evaluate(self, evaluate: Callable[[], tuple[float, int]]) -> None:
+        """Register what returns (mean held-out loss, samples). It is called with the base loaded in the model."""
+        self._evaluate = evaluate
+        if self._engine is not None:
+            self._engine.evaluate = evaluate
+
+    def record(self, loss: "Tensor | float") -> None:
+        """Tell the latest training loss (for status and the live page)."""
+        if self._engine is not None:
+            self._engine.loss = loss.detach() if isinstance(loss, Tensor) else loss
+
+    @property
+    def progress(self) -> float:
+        """0..1: committed samples of the whole run over all nodes, as of the base. Equal on nodes at equal versions."""
+        return self._progress
+
+    def close(self, failure: BaseException | None = None) -> None:
+        """Leave early (the program ends before the loader does): leases go back, threads stop."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            detail = f"{type(failure).__name__}: {failure}"[:300] if failure else ""
+            engine.leave("failed" if failure else "stopped", detail)
+        self._gang.close()
+
+    # ---- inside
+
+    def _attach(self, loader: "DataLoader[Any]", optimizer: Optimizer, data_digest: str) -> None:
+        facts = DataFacts(samples=dataset_samples(loader), digest=data_digest, samples_per_step=self._batch_of_node)
+        if self._state is None:
+            raise TrainingLoopError("run.prepare has not been called")
+        engine = Engine(
+            info=self._info,
+            state=self._state,
+            meter=self._meter,
+            data=facts,
+            connect=self._info.connect,
+            reset_moments=lambda: optimizer.state.clear(),
+            evaluate=self._evaluate,
+        )
+        engine.attach()
+        self._engine = engine
+        self._set_progress()
+
+    def _set_progress(self) -> None:
+        engine = self._engine
+        if engine is not None and engine.total_samples:
+            self._progress = engine.samples_committed / engine.total_samples
+
+    def _took(self, ranges: list[Range], tokens: int, data_s: float) -> None:
+        self._meter.data_s += data_s
+        self._taken.append((ranges, tokens))
+
+    def _after_step(self) -> None:
+        """The optimizer has moved the model: count it, merge what arrived, push when it is time."""
+        if not self._taken:
+            return  # a step without a batch of the loader (a second optimizer, a warm-up step)
+        self._count_taken()
+        with self._meter.communicating():
+            changed = self._engine.boundary() if self._engine else False
+            self._follow("again", changed)
+        self._meter.boundary()
+
+    def _count_taken(self) -> None:
+        ranges = [r for batch, _ in self._taken for r in batch]
+        tokens = self._gang.total(sum(tokens for _, tokens in self._taken))
+        self._taken.clear()
+        self._meter.step(sum(stop - start for start, stop in ranges), tokens)
+        if self._engine:
+            self._engine.stepped(max(1, tokens), ranges)
+
+    def _follow(self, status: str, changed: bool) -> str:
+        """Rank 0's decision, and its parameters when they changed."""
+        status, changed = self._gang.decision(status, changed)
+        if changed and self._state is not None and self.world_size > 1:
+            self._gang.share(self._state.flat)
+            if self.rank:
+                self._state.scatter()
+        self._set_progress()
+        if self.world_size > 1:
+            numbers = torch.tensor([int(self._progress * 1_000_000)]) if self.rank == 0 else None
+            self._progress = int(self._gang.numbers(numbers)[0]) / 1_000_000
+        return status
+
+    def _take(self) -> Tensor:
+        """Sample numbers of the next batch of this node; none: nothing is leased now (or it drains)."""
+        numbers: Tensor | None = None
+        if self._engine:
+            ranges = [] if self._drain_asked else self._engine.leases.take(self._batch_of_node)
+            numbers = to_numbers(ranges)
+        return self._gang.numbers(numbers)
+
+    def _wait_for_work(self) -> bool:
+        """Block until samples are leased; False at the end. What was trained is pushed meanwhile."""
+        self._meter.begin()
+        if self._taken:  # batches without an optimizer step: their samples are used up all the same
+            self._count_taken()
+        began = time.perf_counter()
+        with self._meter.communicating():
+            while True:
+                status, changed = "again", False
+                if self._engine:
+                    self._engine.draining = self._engine.draining or self._drain_asked
+                    status, changed = self._engine.wait_step()
+                status = self._follow(status, changed)
+                if status != "again":
+                    break
+        if status == "work":
+            self._meter.stalled(time.perf_counter() - began)
+        self._meter.boundary()
+        return status == "work"
+
+    def _finish(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.finish()
+        self._progress = 1.0
+
+    def _install_drain(self) -> None:
+        """SIGTERM: finish the step, push, leave. A second one ends the process."""
+
+        def drain(signum: int, frame: object) -> None:
+            self._drain_asked = True
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+        signal.signal(signal.SIGTERM, drain)
+
+
+def _choose_device() -> torch.device:
+    if torch.cuda.is_available():
+        index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+    return torch.device("cpu")
+
+
+def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    known = {id(p) for p in model.parameters()}
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(id(p) in known for p in held):
+        raise TrainingLoopError(
+            "the optimizer holds none of the model's parameters",
+            cause="it was made for another model, or before the model was moved or wrapped",
+            next="make the optimizer from the model that you give to run.prepare",
+        )

@@ -1,0 +1,123 @@
+"""Between a torch model and the ledger's flat vectors: the layout of a model, gather, scatter."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ciuic.codec import NumpyVectors, Vectors
+from ciuic.errors import ModelError
+from ciuic.ledger.layout import MAX_COUNTERS, Layout, make_layout, section_of
+from ciuic.ledger.layout import Tensor as Spec
+from ciuic.train.torch_codec import TorchVectors
+
+_ROUTER = re.compile(r"(^|\.)(router|gate)\.weight$")
+_EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
+
+
+class ModelState:
+    """The tensors of a model that training changes, in the ledger's order, and one flat vector `theta` for them.
+
+    Trainable parameters, persistent floating-point buffers (BatchNorm statistics, expert biases) and integer
+    buffers (counters). Frozen parameters are not sent: every node loads them itself. Tied parameters count once.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        """`device`: where the flat vectors live; the host, or the model's own device."""
+        tensors = dict(_tensors(model))
+        if not any(spec.trainable for spec, _ in tensors.values()):
+            raise ModelError("the model has no trainable parameter", next="unfreeze what should be trained")
+        self.layout: Layout = make_layout([spec for spec, _ in tensors.values()])
+        self.device = device
+        self.vectors: Vectors = NumpyVectors() if device.type == "cpu" else TorchVectors(device)
+        members = [tensors[spec.name][1] for spec in self.layout.of_fragment(0)]
+        self._counters = [tensors[spec.name][1] for spec in self.layout.counters()]
+        self._live = [tensor.detach() for tensor in members]
+        self._flat = torch.empty(sum(t.numel() for t in members), dtype=torch.float32, device=device)
+        self._views = list(_views(self._flat, self._live))
+
+    @property
+    def theta(self) -> Any:
+        """The flat vector [element_count] of the back end; shares memory with what gather and scatter use."""
+        return self._flat.numpy() if self.device.type == "cpu" else self._flat
+
+    @torch.no_grad()
+    def gather(self) -> Any:
+        """Model -> theta."""
+        torch._foreach_copy_(self._views, self._live)
+        return self.theta
+
+    @torch.no_grad()
+    def scatter(self) -> None:
+        """theta -> model."""
+        torch._foreach_copy_(self._live, self._views)
+
+    def stash(self) -> Callable[[], None]:
+        """Remember the model as it is now; the returned function puts it back (and theta too)."""
+        saved = [tensor.clone() for tensor in self._live]
+
+        def restore() -> None:
+            with torch.no_grad():
+                torch._foreach_copy_(self._live, saved)
+            self.gather()
+
+        return restore
+
+    @property
+    def flat(self) -> Tensor:
+        """theta as a torch tensor (for broadcasts inside a node)."""
+        return self._flat
+
+    def counters(self) -> tuple[int, ...]:
+        """Integer buffers, in layout order."""
+        return tuple(int(v) for tensor in self._counters for v in tensor.reshape(-1).tolist())
+
+    @torch.no_grad()
+    def raise_counters(self, values: tuple[int, ...]) -> None:
+        """Integer buffers become the maximum of theirs and these."""
+        place = 0
+        for tensor in self._counters:
+            count = tensor.numel()
+            new = torch.tensor(values[place : place + count], dtype=tensor.dtype, device=tensor.device)
+            tensor.copy_(torch.maximum(tensor, new.view(tensor.shape)))
+            place += count
+
+
+def _views(flat: Tensor, tensors: list[Tensor]) -> Iterator[Tensor]:
+    place = 0
+    for tensor in tensors:
+        yield flat[place : place + tensor.numel()].view(tensor.shape)
+        place += tensor.numel()
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, tuple[Spec, Tensor]]]:
+    embeddings = {
+        f"{name}.weight" if name else "weight" for name, part in model.named_modules() if isinstance(part, nn.Embedding)
+    }
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            section = section_of(parameter.shape, is_router=_ROUTER.search(name) is not None)
+            rows = name in embeddings or (parameter.dim() >= 3 and _EXPERTS.search(name) is not None)
+            yield name, (_spec(name, parameter, section, rows), parameter)
+    persistent = model.state_dict(keep_vars=True).keys()
+    integers = 0
+    for name, buffer in model.named_buffers():
+        if name not in persistent or buffer.numel() == 0 or buffer.dtype == torch.bool or buffer.is_complex():
+            continue
+        if buffer.is_floating_point():
+            yield name, (_spec(name, buffer, "buffer"), buffer)
+        elif (integers := integers + buffer.numel()) <= MAX_COUNTERS:
+            yield name, (_spec(name, buffer, "counter"), buffer)
+
+
+def _spec(name: str, tensor: Tensor, section: Any, row_aligned: bool = False) -> Spec:
+    return Spec(
+        name=name,
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        section=section,
+        trainable=section in ("coded", "small"),
+        row_aligned=row_aligned,
+    )

@@ -1,0 +1,51 @@
+"""A training process: `python -m ciuic.train.worker --run-file PATH`, started by the node's agent."""
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from ciuic.errors import CiuicError, render_error
+from ciuic.train.runfile import RunFile, read_run_file
+
+
+def main() -> int:
+    """Train the run to its end. The exit code is the error's; 0 when the run is complete or was drained."""
+    parser = argparse.ArgumentParser(prog="python -m ciuic.train.worker", description=__doc__)
+    parser.add_argument("--run-file", type=Path, required=True)
+    path: Path = parser.parse_args().run_file
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    os.environ["CIUIC_RUN_FILE"] = str(path)
+    try:
+        info = read_run_file(path)
+        if info.job.model.command:
+            _become(info.job.model.command)
+        _train(info)
+    except CiuicError as error:
+        sys.stderr.write(render_error(error) + "\n")
+        return error.exit_code
+    return 0
+
+
+def _become(command: list[str]) -> None:
+    """The job's own program takes this process's place; `ciuic.join()` finds the run in its environment."""
+    program = [sys.executable if command[0] == "python" else command[0], *command[1:]]
+    os.execvp(program[0], program)
+
+
+def _train(info: RunFile) -> None:
+    from ciuic.train.session import Run  # noqa: PLC0415  torch is imported only when this process trains
+    from ciuic.train.trainer import train  # noqa: PLC0415
+
+    run = Run(info)
+    try:
+        train(run)
+    except BaseException as error:
+        run.close(error)
+        raise
+    run.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
