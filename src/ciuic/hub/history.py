@@ -3,7 +3,9 @@
 from collections import deque
 
 from ciuic.ledger.entry import EntryHeader
-from ciuic.net.messages import EvaluationPoint, RoundInfo
+from ciuic.ledger.journal import Evaluated
+from ciuic.ledger.samples import SampleLedger
+from ciuic.net.messages import EvaluationPoint, RoundInfo, SampleCounts
 
 KEEP_ROUNDS = 200
 KEEP_EVALUATIONS = 2000
@@ -47,3 +49,26 @@ class History:
             return None
         same_loss = len({e.loss for e in finals.values()}) == 1
         return same_loss and len({tuple(d) for d in digests if d}) <= 1
+
+
+def sample_counts(samples: SampleLedger) -> SampleCounts:
+    """The sample ledger in numbers."""
+    return SampleCounts(
+        total=samples.total,
+        leased=len(samples.ever_leased),
+        committed=len(samples.committed),
+        duplicated=samples.duplicated,
+        lost=samples.total - len(samples.committed) - len(samples.free) - samples.held if samples.total else 0,
+    )
+
+
+def evaluation_point(record: Evaluated) -> EvaluationPoint:
+    """The journal's record as a message."""
+    return EvaluationPoint(
+        version=record.version,
+        loss=record.loss,
+        node_id=record.node,
+        time=record.time,
+        samples_committed=record.samples_committed,
+        final=record.final,
+    )

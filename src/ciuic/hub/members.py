@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ciuic.ledger.samples import SampleLedger
 from ciuic.net.messages import LeaseReply, NodeInRun, ReportRequest
 
 MemberState = Literal["warming", "training", "idle", "done", "gone"]
@@ -51,10 +52,11 @@ class Member:
         now = {name: float(getattr(self.report, name)) if self.report else 0.0 for name in _SUMMED}
         return {name: self.totals.get(name, 0.0) + now[name] for name in _SUMMED}
 
-    def info(self, *, is_idle: bool) -> NodeInRun:
+    def info(self, samples: SampleLedger) -> NodeInRun:
         """For status and the live page."""
         sums = self.summed()
         report = self.report
+        is_idle = not samples.free and not samples.outstanding(self.node)
         return NodeInRun(
             node_id=self.node,
             state="idle" if is_idle and self.is_present else self.state,

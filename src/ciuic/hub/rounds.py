@@ -1,4 +1,4 @@
-"""One run's ledger on the hub: attachments, leases, pushes, rounds. Synchronous, thread-safe, durable before it answers.
+"""One run's ledger on the hub: attachments, leases, pushes, rounds. Synchronous, thread-safe, durable first.
 
 The entry log is the only truth; the journal holds what is not in it (incarnations, leases, held-out losses). Killed at
 any moment, `RunLedger.open` on the same folder goes on.
@@ -7,16 +7,27 @@ any moment, `RunLedger.open` on the same folder goes on.
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from ciuic.errors import ConflictError, DataError, NonFiniteError, NotFoundError, ProtocolError, RoleError
-from ciuic.errors import LayoutMismatchError, StorageError, SupersededError
-from ciuic.hub.history import History
+from ciuic.errors import (
+    ConflictError,
+    DataError,
+    LayoutMismatchError,
+    NotFoundError,
+    ProtocolError,
+    RoleError,
+    StorageError,
+    SupersededError,
+)
+from ciuic.hub.admission import refusal
+from ciuic.hub.fragment import Fragment
+from ciuic.hub.gathering import Gathering
+from ciuic.hub.history import History, evaluation_point, sample_counts
 from ciuic.hub.members import Member
+from ciuic.hub.reopen import reopen
 from ciuic.job import Job
 from ciuic.ledger.aggregate import Aggregator, Facts, OuterOptimizer
 from ciuic.ledger.entry import Contributor, Push, Rejection, push_from_frame, snapshot_from_frame
@@ -24,29 +35,15 @@ from ciuic.ledger.files import write_durable
 from ciuic.ledger.inbox import Inbox, SyncPolicy
 from ciuic.ledger.journal import Attached, Departed, Evaluated, Journal, Leased, Revived, Started
 from ciuic.ledger.layout import Layout, check_same_layout, layout_from_dict
-from ciuic.ledger.replay import rebuild
 from ciuic.ledger.samples import SampleLedger
 from ciuic.ledger.store import FragmentStore
 from ciuic.net import messages as m
 
 Emit = Callable[[str, str, str, dict[str, Any]], None]
-ARRIVAL_S = 10.0
-"""A worker that waits for the start asks again within this time, else it is not counted."""
 SNAPSHOT_SHARE = 0.5
 """A snapshot is written when the entries since the last one exceed this share of the base: a joiner's download and a
 restart's replay stay bounded."""
 MAX_LEASE = 1 << 20
-
-
-@dataclass(kw_only=True)
-class Fragment:
-    """One fragment's machines and files."""
-
-    aggregator: Aggregator
-    inbox: Inbox
-    store: FragmentStore
-    snapshot_version: int = -1
-    """-1: no version 0 yet."""
 
 
 class RunLedger:
@@ -59,17 +56,16 @@ class RunLedger:
         self.folder, self.job, self.run_id = folder, job, run_id
         self._clock, self._emit, self._wake = clock, emit, wake
         self._lock = threading.RLock()
-        self._journal = Journal(folder / "journal.bin")
+        self.journal = Journal(folder / "journal.bin")
         self.layout: Layout | None = None
         self.fragments: list[Fragment] = []
         self.members: dict[str, Member] = {}
         self.history = History()
         self.samples = SampleLedger(0)
         self.epoch = 0
-        self._started = False
+        self.started = False
         self._data_digest = ""
-        self._initializer = ("", 0.0)
-        self._arrived: dict[str, float] = {}
+        self._gathering = Gathering()
         self._storage_problem = ""
 
     @classmethod
@@ -78,60 +74,11 @@ class RunLedger:
     ) -> "RunLedger":
         """Open or create a run's ledger; replays its files. Raises LedgerDamagedError."""
         ledger = cls(folder, job, run_id=run_id, clock=clock, emit=emit, wake=wake)
-        ledger._replay()
+        reopen(ledger)
         return ledger
 
-    # ---- opening
-
-    def _replay(self) -> None:
-        path = self.folder / "layout.json"
-        if path.exists():
-            self._set_layout(layout_from_dict(msgspec.json.decode(path.read_bytes())))
-        records = self._journal.records()
-        for record in records:
-            if isinstance(record, Started):
-                self._started, self.samples = True, SampleLedger(record.total_samples)
-        for record in records:
-            self._replay_record(record)
-        for fragment in self.fragments:
-            if fragment.store.snapshot_versions():
-                self._replay_fragment(fragment)
-
-    def _replay_record(self, record: Any) -> None:
-        if isinstance(record, Attached):
-            member = self._member(record.node)
-            member.incarnation, member.totals = record.incarnation, record.totals
-            self.samples.give_back(record.node, record.returned)
-            member.state, member.last_lease = "warming", None
-            self.epoch += 1
-        elif isinstance(record, Leased):
-            self.samples.restore_lease(record.node, record.ranges)
-            member = self._member(record.node)
-            member.last_request_id = record.request_id
-            member.last_lease = m.LeaseReply(status="granted", ranges=list(record.ranges))
-        elif isinstance(record, Departed):
-            self.samples.give_back(record.node, record.returned)
-            self._member(record.node).state = record.state
-            self.epoch += 1
-        elif isinstance(record, Revived):
-            self._member(record.node).state = "warming"
-            self.epoch += 1
-        elif isinstance(record, Evaluated):
-            self.history.evaluations.append(_point(record))
-
-    def _replay_fragment(self, fragment: Fragment) -> None:
-        rebuilt = rebuild(fragment.aggregator, fragment.store, self.run_id)
-        fragment.snapshot_version = rebuilt.snapshot_version
-        push_bytes = fragment.aggregator.push_payload_bytes
-        for entry in rebuilt.merged:
-            header = entry.header
-            self.history.closed(header, push_bytes * len(header.contributors), len(entry.payload))
-            for contributor in header.contributors:
-                self._count_merged(contributor, header.fragment)
-        for push in rebuilt.inbox:
-            self._take(fragment, push, late=False)
-
-    def _set_layout(self, layout: Layout) -> None:
+    def set_layout(self, layout: Layout) -> None:
+        """Make the fragments' machines and files."""
         outer = OuterOptimizer(lr=self.job.sync.outer_lr, momentum=self.job.sync.outer_momentum)
         codecs = (self.job.sync.codec_up, self.job.sync.codec_down)
         self.layout = layout
@@ -142,9 +89,7 @@ class RunLedger:
 
     def _policy(self) -> SyncPolicy:
         sync = self.job.sync
-        return SyncPolicy(
-            min_fraction=sync.min_fraction, max_staleness=sync.max_staleness, deadline_s=sync.deadline_s
-        )
+        return SyncPolicy(min_fraction=sync.min_fraction, max_staleness=sync.max_staleness, deadline_s=sync.deadline_s)
 
     # ---- attaching
 
@@ -155,13 +100,14 @@ class RunLedger:
             self._check_data(node, request)
             if self.layout is None:
                 write_durable(self.folder / "layout.json", msgspec.json.encode(layout))
-                self._set_layout(layout)
+                self.set_layout(layout)
             else:
                 check_same_layout(self.layout, layout)
-            self._arrived[node] = self._clock()
+            self._gathering.arrive(node, self._clock())
             if not self._has_base:
-                return self._elect_initializer(node)
-            if not self._started and not self._start(request):
+                first = self._gathering.should_initialize(node, self._clock())
+                return self._attach_reply("initialize" if first else "wait")
+            if not self.started and not self._start(request):
                 return self._attach_reply("wait")
             return self._attach_ready(node)
 
@@ -180,16 +126,8 @@ class RunLedger:
                 {"here": request.data_digest, "first": self._data_digest},
             )
 
-    def _elect_initializer(self, node: str) -> m.AttachReply:
-        chosen, since_s = self._initializer
-        if chosen in ("", node) or self._clock() - since_s > ARRIVAL_S * 6:
-            self._initializer = (node, self._clock())
-            return self._attach_reply("initialize")
-        return self._attach_reply("wait")
-
     def _start(self, request: m.AttachRequest) -> bool:
-        now = self._clock()
-        present = [n for n, at in self._arrived.items() if now - at <= ARRIVAL_S]
+        present = self._gathering.present(self._clock())
         if len(present) < self.job.nodes.min:
             return False
         train = self.job.train
@@ -200,18 +138,16 @@ class RunLedger:
                 cause=f"the data set has {request.dataset_samples} samples",
                 next="set [train] samples, or give more data",
             )
-        self._journal.append(Started(total_samples=total))
-        self._started, self.samples = True, SampleLedger(total)
-        self._emit("run.training", f"{len(present)} nodes start: {total:,} samples", "", {"nodes": sorted(present)})
+        self.journal.append(Started(total_samples=total))
+        self.started, self.samples = True, SampleLedger(total)
+        self._emit("run.training", f"{len(present)} nodes start: {total:,} samples", "", {"nodes": present})
         return True
 
     def _attach_ready(self, node: str) -> m.AttachReply:
-        member = self._member(node)
+        member = self.member(node)
         incarnation = member.incarnation + 1
         returned = tuple(self.samples.give_back(node))
-        self._journal.append(
-            Attached(node=node, incarnation=incarnation, returned=returned, totals=member.summed())
-        )
+        self.journal.append(Attached(node=node, incarnation=incarnation, returned=returned, totals=member.summed()))
         again = member.incarnation > 0
         member.attach(incarnation)
         self.epoch += 1
@@ -245,7 +181,7 @@ class RunLedger:
         """Version 0 of a fragment, from the worker that was told to initialize."""
         with self._lock:
             place = self._fragment(fragment)
-            if self._initializer[0] != node or place.snapshot_version >= 0:
+            if self._gathering.initializer != node or place.snapshot_version >= 0:
                 raise ConflictError(
                     f"{node} is not the one that uploads version 0 of fragment {fragment}",
                     cause="another worker does, or it is there already",
@@ -275,9 +211,7 @@ class RunLedger:
     def node_gone(self, node: str) -> None:
         """The node is dead, evicted or left: rounds close without it, its leases go back."""
         with self._lock:
-            self._arrived.pop(node, None)
-            if self._initializer[0] == node:
-                self._initializer = ("", 0.0)
+            self._gathering.leave(node)
             member = self.members.get(node)
             if member is None or not member.is_present:
                 return
@@ -289,7 +223,7 @@ class RunLedger:
     def _depart(self, member: Member, state: Literal["done", "gone"]) -> int:
         """Its leases go back; returns how many samples."""
         ranges = tuple(self.samples.give_back(member.node))
-        self._journal.append(Departed(node=member.node, state=state, returned=ranges))
+        self.journal.append(Departed(node=member.node, state=state, returned=ranges))
         member.state = state
         self.epoch += 1
         return sum(b - a for a, b in ranges)
@@ -314,7 +248,7 @@ class RunLedger:
             if not self.samples.free:
                 return m.LeaseReply(status="wait")
             ranges = self.samples.lease(node, count)
-            self._journal.append(
+            self.journal.append(
                 Leased(node=node, incarnation=request.incarnation, request_id=request.request_id, ranges=tuple(ranges))
             )
             member.last_request_id = request.request_id
@@ -323,7 +257,7 @@ class RunLedger:
 
     @property
     def _is_complete(self) -> bool:
-        return self._started and self.samples.complete and not any(f.inbox.waiting for f in self.fragments)
+        return self.started and self.samples.complete and not any(f.inbox.waiting for f in self.fragments)
 
     @property
     def finished(self) -> bool:
@@ -347,30 +281,19 @@ class RunLedger:
             self._revive(member)
             if header.sequence <= member.last_sequence.get(header.fragment, 0):
                 return self._push_reply("duplicate", fragment)
-            refusal = self._refusal(fragment, push)
-            if refusal:
-                return self._refuse(member, fragment, *refusal)
+            refused = refusal(
+                fragment.aggregator,
+                push,
+                max_staleness=fragment.inbox.policy.max_staleness,
+                total_samples=self.samples.total,
+            )
+            if refused:
+                return self._refuse(member, fragment, *refused)
             fragment.store.save_push(push.key, frame)
             late = header.base_version < fragment.aggregator.version
-            self._take(fragment, push, late=late)
+            self.take(fragment, push, late=late)
             self._close_due()
             return self._push_reply("accepted", fragment)
-
-    def _refusal(self, fragment: Fragment, push: Push) -> tuple[str, str] | None:
-        version, base = fragment.aggregator.version, push.header.base_version
-        if base > version:
-            return "ahead", f"its base is version {base}, the hub has {version}"
-        if version - base > fragment.inbox.policy.max_staleness:
-            return "stale", f"its base is version {base}, the hub has {version}"
-        if any(stop > self.samples.total for _, stop in push.header.ranges):
-            return "wrong-layout", f"it reports samples past the end of the run ({self.samples.total})"
-        try:
-            fragment.aggregator.check(push)
-        except NonFiniteError as error:
-            return "not-finite", str(error)
-        except LayoutMismatchError as error:
-            return "wrong-layout", str(error)
-        return None
 
     def _refuse(self, member: Member, fragment: Fragment, reason: str, detail: str) -> m.PushReply:
         member.pushes_rejected += 1
@@ -382,9 +305,10 @@ class RunLedger:
             status=status, reason=reason, detail=detail, epoch=self.epoch, hub_version=fragment.aggregator.version
         )
 
-    def _take(self, fragment: Fragment, push: Push, *, late: bool) -> None:
+    def take(self, fragment: Fragment, push: Push, *, late: bool) -> None:
+        """A stored push joins the inbox."""
         header = push.header
-        member = self._member(header.node)
+        member = self.member(header.node)
         if header.incarnation == member.incarnation:
             newest = member.last_sequence.get(header.fragment, 0)
             member.last_sequence[header.fragment] = max(header.sequence, newest)
@@ -441,7 +365,7 @@ class RunLedger:
             self._reject_waiting(fragment, rejection)
         fragment.inbox.settle(p.key for p in pushes)
         for contributor in header.contributors:
-            self._count_merged(contributor, number)
+            self.count_merged(contributor, number)
         info = self.history.closed(header, len(pushes) * fragment.aggregator.push_payload_bytes, entry_bytes)
         self._tell_round(info)
         self._snapshot_if_due(fragment)
@@ -450,7 +374,7 @@ class RunLedger:
     def _reject_waiting(self, fragment: Fragment, rejection: Rejection) -> None:
         """An accepted push has become too stale: its samples are its node's again, or free when that one is gone."""
         push = fragment.inbox.remove((rejection.node, rejection.incarnation, rejection.sequence))
-        member = self._member(rejection.node)
+        member = self.member(rejection.node)
         member.pushes_rejected += 1
         if rejection.incarnation == member.incarnation and member.is_present:
             self.samples.reject(rejection.node, push.header.ranges)
@@ -458,8 +382,9 @@ class RunLedger:
             self.samples.release(push.header.ranges)
         self._emit("push.rejected", f"a push of {rejection.node} was rejected ({rejection.reason})", rejection.node, {})
 
-    def _count_merged(self, contributor: Contributor, fragment: int) -> None:
-        member = self._member(contributor.node)
+    def count_merged(self, contributor: Contributor, fragment: int) -> None:
+        """A push is in an entry."""
+        member = self.member(contributor.node)
         member.pushes_merged += 1
         member.staleness = contributor.staleness
         if contributor.incarnation == member.incarnation:
@@ -510,7 +435,9 @@ class RunLedger:
             path = self._fragment(fragment).store.snapshot_path(version)
             if not path.exists():
                 raise NotFoundError(
-                    f"there is no snapshot of version {version}", cause="a newer one has replaced it", next="attach again"
+                    f"there is no snapshot of version {version}",
+                    cause="a newer one has replaced it",
+                    next="attach again",
                 )
             return path
 
@@ -533,46 +460,39 @@ class RunLedger:
                 samples_committed=len(self.samples.committed),
                 final=request.final,
             )
-            self._journal.append(record)
-            self.history.evaluations.append(_point(record))
+            self.journal.append(record)
+            self.history.evaluations.append(evaluation_point(record))
             self._emit(
-                "run.evaluated", f"held-out loss at version {request.version}: {request.loss:.4f}", node, {"loss": request.loss}
+                "run.evaluated",
+                f"held-out loss at version {request.version}: {request.loss:.4f}",
+                node,
+                {"loss": request.loss},
             )
 
     def info(self, *, full: bool) -> dict[str, Any]:
         """The fields of RunInfo that the ledger knows; rounds and evaluations only when `full`."""
         with self._lock:
-            samples = self.samples
-            complete = self._is_complete
+            history = self.history
             fields: dict[str, Any] = {
                 "versions": [f.aggregator.version for f in self.fragments],
                 "digests": [f.aggregator.digest for f in self.fragments],
                 "parameters": self.layout.parameter_count if self.layout else 0,
                 "epoch": self.epoch,
-                "nodes": [self._member_info(x) for x in sorted(self.members.values(), key=lambda x: x.node)],
-                "samples": m.SampleCounts(
-                    total=samples.total,
-                    leased=len(samples.ever_leased),
-                    committed=len(samples.committed),
-                    duplicated=samples.duplicated,
-                    lost=samples.total - len(samples.committed) if complete else 0,
-                ),
-                "push_bytes": self.history.push_bytes,
-                "entry_bytes": self.history.entry_bytes,
-                "loss_consistent": self.history.loss_consistent([x.final_digests for x in self.members.values()]),
-                "progress": len(samples.committed) / samples.total if samples.total else 0.0,
+                "nodes": [member.info(self.samples) for _, member in sorted(self.members.items())],
+                "samples": sample_counts(self.samples),
+                "push_bytes": history.push_bytes,
+                "entry_bytes": history.entry_bytes,
+                "loss_consistent": history.loss_consistent([x.final_digests for x in self.members.values()]),
+                "progress": len(self.samples.committed) / self.samples.total if self.samples.total else 0.0,
             }
             if full:
-                fields["rounds"] = list(self.history.rounds)
-                fields["evaluations"] = list(self.history.evaluations)
+                fields |= {"rounds": list(history.rounds), "evaluations": list(history.evaluations)}
             return fields
-
-    def _member_info(self, member: Member) -> m.NodeInRun:
-        return member.info(is_idle=not self.samples.free and not self.samples.outstanding(member.node))
 
     # ---- helpers
 
-    def _member(self, node: str) -> Member:
+    def member(self, node: str) -> Member:
+        """The member of that name; a new one when there is none."""
         return self.members.setdefault(node, Member(node=node))
 
     def _current(self, node: str, incarnation: int) -> Member:
@@ -589,7 +509,7 @@ class RunLedger:
     def _revive(self, member: Member) -> None:
         """A node that was thought dead speaks again: it is a member again."""
         if member.state == "gone":
-            self._journal.append(Revived(node=member.node))
+            self.journal.append(Revived(node=member.node))
             member.state = "warming"
             self.epoch += 1
             self._emit("worker.revived", f"{member.node} speaks again and goes on", member.node, {})
@@ -602,17 +522,6 @@ class RunLedger:
     def close(self) -> None:
         """Close the files."""
         with self._lock:
-            self._journal.close()
+            self.journal.close()
             for fragment in self.fragments:
                 fragment.store.close()
-
-
-def _point(record: Evaluated) -> m.EvaluationPoint:
-    return m.EvaluationPoint(
-        version=record.version,
-        loss=record.loss,
-        node_id=record.node,
-        time=record.time,
-        samples_committed=record.samples_committed,
-        final=record.final,
-    )

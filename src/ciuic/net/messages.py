@@ -319,7 +319,7 @@ class SampleCounts(Message):
     committed: int = 0
     duplicated: int = 0
     lost: int = 0
-    """Of a finished run: total - committed."""
+    """Neither committed, nor free, nor with a node, nor in a push that waits: must be 0 always."""
 
 
 class RunInfo(Message):

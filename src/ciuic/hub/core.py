@@ -1,0 +1,367 @@
+"""The hub without its port: state machine, store, ledgers and notice board tied together. Synchronous, thread-safe.
+
+One lock guards the state. What an event changes is committed before the lock is given back, so nothing is announced
+that a crash could take away; when the disk is full the caller is told so, and everything is stored with the next event
+that finds space. Effects on ledgers run afterwards, in order, on a thread of their own (see hub/runs).
+"""
+
+import copy
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from ciuic.errors import CiuicError, LedgerDamagedError, StorageError
+from ciuic.hub.auth import serial_of
+from ciuic.hub.checks import check_beat, check_fields, check_log_lines, free_name, new_run, node_stem
+from ciuic.hub.config import HubConfig
+from ciuic.hub.events import ANYTHING, EVENTS, Board, logs_topic, node_topic, run_topic
+from ciuic.hub.records import (
+    OPEN_RUN,
+    Action,
+    Announce,
+    CloseRun,
+    Effects,
+    Moment,
+    Node,
+    NodeGone,
+    OpenRun,
+    Run,
+    Wake,
+    WorkerEnded,
+)
+from ciuic.hub.runs import Ledger, OpenLedger, Shelf, finish_line, run_info
+from ciuic.hub.state import Desired, HubState
+from ciuic.hub.store import Store
+from ciuic.hub.tokens import Admission, NewToken, TokenBook
+from ciuic.job import parse_job
+from ciuic.net.messages import (
+    CreateTokenRequest,
+    HeartbeatRequest,
+    JoinReply,
+    JoinRequest,
+    LogLine,
+    NodeInfo,
+    RunInfo,
+    SubmitReply,
+    SubmitRequest,
+)
+from ciuic.net.tls import Authority
+
+T = TypeVar("T")
+
+_log = structlog.get_logger("ciuic.hub")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clocks:
+    """The hub's clocks, replaceable in tests."""
+
+    mono_s: Callable[[], float] = time.monotonic
+    wall_s: Callable[[], float] = time.time
+
+    def now(self) -> Moment:
+        """Both, read together."""
+        return Moment(mono_s=self.mono_s(), wall_s=self.wall_s())
+
+
+class Hub:
+    """One hub. Every method may be called from any thread, but not from a ledger's callbacks (except `say`)."""
+
+    def __init__(
+        self,
+        config: HubConfig,
+        store: Store,
+        authority: Authority,
+        open_ledger: OpenLedger,
+        *,
+        clocks: Clocks | None = None,
+    ) -> None:
+        """Take up what the store holds. Raises StorageError."""
+        self.config, self.store, self.authority = config, store, authority
+        self.tokens = TokenBook(store.database)
+        self.board = Board()
+        self._clocks = clocks or Clocks()
+        self.started_at = self._clocks.wall_s()
+        self.boot_id = f"{store.count_boot()}-{secrets.token_hex(4)}"
+        folder = config.folder / "runs"
+        self.shelf = Shelf(folder, open_ledger, say=self.say, wake=self._wake_run, opened=self._reconcile)
+        self._state = HubState(epoch=store.epoch(), nodes=store.nodes(), runs=store.runs(), grace_s=config.grace_s)
+        self._lock = threading.RLock()
+        self._pending = Effects()
+        self._errands = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hub-errands")
+        self._change(self._state.start)
+        for run_id in store.runs_without_info():
+            self._errands.submit(self._do, CloseRun(run_id=run_id))
+
+    # ---- operators -------------------------------------------------------------------------------------------------
+
+    def create_token(self, request: CreateTokenRequest, by: str) -> NewToken:
+        """Raises UsageError, StorageError."""
+        made = self.tokens.create(request, wall_s=self._clocks.wall_s())
+        what = f"{request.uses} {request.role}s" if request.uses > 1 else f"one {request.role}"
+        data = {"token_id": made.token_id, "expires_at": made.expires_at}
+        self.say(Announce(kind="token.created", text=f"{by} made a join token for {what}", data=data))
+        return made
+
+    # ---- nodes -----------------------------------------------------------------------------------------------------
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        """Let a newcomer in. Raises TokenError, CertificateError, ProtocolError, StorageError."""
+        stem = node_stem(request.location)
+        check_fields(request.claimed)
+        with self._lock:
+            now = self._clocks.now()
+            admission = self.tokens.check(request, wall_s=now.wall_s)
+            if admission.certificate_pem:
+                return JoinReply(node_id=admission.name, certificate_pem=admission.certificate_pem)
+            name = free_name(stem, self._state.nodes) if admission.role == "node" else stem
+            pem, _ = self.authority.issue_client(request.csr_pem, common_name=name, role=admission.role)
+            reply = JoinReply(node_id=name, certificate_pem=pem.decode("ascii"))
+            self._settle(now, Effects())  # what waits for space goes first, so that only the join can fail below
+            self._enrol(now, request, admission, reply)
+            return reply
+
+    def _enrol(self, now: Moment, request: JoinRequest, admission: Admission, reply: JoinReply) -> None:
+        name, out = reply.node_id, Effects()
+        if admission.role == "node":
+            node = Node(
+                node_id=name,
+                serial=serial_of(reply.certificate_pem),
+                number=1 + max((node.number for node in self._state.nodes.values()), default=0),
+                location=request.location.strip(),
+                claimed=request.claimed,
+            )
+            self._state.enrol(now, node, out)
+        else:
+            out.add(Announce(kind=f"{admission.role}.joined", text=f"{name} joined as {admission.role}"))
+        try:
+            self._settle(now, out, admission=(admission, reply))
+        except CiuicError:
+            if admission.role == "node":
+                self._state.forget(name)
+            self._pending = Effects(epoch=self._state.epoch)
+            raise
+
+    def beat(self, node_id: str, request: HeartbeatRequest) -> None:
+        """One heartbeat. Raises CertificateError, SupersededError, ProtocolError, StorageError."""
+        check_beat(request)
+        self._change(lambda now, out: self._state.beat(now, node_id, request, out))
+
+    def desired(self, node_id: str, incarnation: str) -> tuple[Desired, int]:
+        """What to answer to this agent, and the epoch. Raises CertificateError, SupersededError."""
+        with self._lock:
+            return self._state.desired(node_id, incarnation), self._state.epoch
+
+    def leave(self, node_id: str, incarnation: str) -> None:
+        """Raises CertificateError, SupersededError, StorageError."""
+        self._change(lambda now, out: self._state.leave(now, node_id, incarnation, out))
+
+    def evict(self, node_id: str, by: str) -> None:
+        """Raises NotFoundError, StorageError."""
+        self._change(lambda now, out: self._state.evict(now, node_id, by, out))
+
+    def node(self, node_id: str) -> Node | None:
+        """The node's row, for checking a certificate."""
+        with self._lock:
+            return self._state.nodes.get(node_id)
+
+    def node_infos(self) -> list[NodeInfo]:
+        """Every node, in order of joining."""
+        with self._lock:
+            now_s = self._clocks.mono_s()
+            return [self._state.node_info(node, now_s) for node in self._state.nodes.values()]
+
+    def add_log_lines(self, node_id: str, run_id: str, lines: list[LogLine]) -> None:
+        """Raises NotFoundError, ProtocolError, StorageError."""
+        self.run(run_id)
+        check_log_lines(lines)
+        self.store.add_lines(run_id, node_id, lines)
+        self.board.notify(logs_topic(run_id))
+
+    # ---- runs ------------------------------------------------------------------------------------------------------
+
+    def submit(self, request: SubmitRequest) -> SubmitReply:
+        """Queue a run. Raises JobFileError, ProtocolError, StorageError."""
+        job = parse_job(request.job)
+        with self._lock:
+            runs = self._state.queue.runs
+            for run in runs.values():
+                if request.submit_token and run.submit_token == request.submit_token:
+                    self._settle(self._clocks.now(), Effects())  # it may have found no space the first time
+                    return SubmitReply(run_id=run.run_id, created=False)
+            number = 1 + max((run.number for run in runs.values()), default=0)
+            token = request.submit_token
+            run = new_run(job, number=number, submit_token=token, wall_s=self._clocks.wall_s())
+            self._change(lambda now, out: self._state.queue.submit(now, run, out))
+            return SubmitReply(run_id=run.run_id, created=True)
+
+    def stop_run(self, run_id: str) -> None:
+        """Raises NotFoundError, ConflictError, StorageError."""
+        self._change(lambda now, out: self._state.queue.stop(now, run_id, out))
+
+    def resume_run(self, run_id: str) -> None:
+        """Raises NotFoundError, ConflictError, StorageError."""
+        self._change(lambda now, out: self._state.queue.resume(now, run_id, out))
+
+    def run(self, run_id: str) -> Run:
+        """A picture of the run's row. Raises NotFoundError."""
+        with self._lock:
+            return copy.copy(self._state.queue.get(run_id))
+
+    def runs(self, latest: int) -> list[Run]:
+        """Pictures of the rows of the runs submitted last, oldest first."""
+        with self._lock:
+            return [copy.copy(run) for run in list(self._state.queue.runs.values())[-latest:]]
+
+    def run_info(self, run: Run, *, full: bool) -> RunInfo:
+        """What people see of a run; rounds and evaluations only when `full`."""
+        ledger = self.shelf.peek(run.run_id)
+        known = ledger.info(full=full) if ledger is not None else self.store.last_info(run.run_id)
+        return run_info(run, known, full=full)
+
+    def members(self, run_id: str) -> set[str]:
+        """The nodes assigned to the run."""
+        with self._lock:
+            return {node.node_id for node in self._state.queue.members(run_id)}
+
+    def has_ended(self, run_id: str) -> bool:
+        """The run has ended and none of its workers is left."""
+        with self._lock:
+            return self._state.queue.get(run_id).state not in OPEN_RUN and not self._state.queue.members(run_id)
+
+    def ledger(self, run_id: str) -> Ledger:
+        """The ledger of a run at work. Raises NotFoundError, ConflictError, StorageError."""
+        run = self.run(run_id)
+        return self.shelf.get(run, has_members=bool(self.members(run_id)))
+
+    # ---- time ------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> list[str]:
+        """Let time pass for nodes and queue; returns the runs whose ledgers want a tick."""
+        try:
+            self._change(self._state.tick)
+        except StorageError as error:
+            _log.error("state not stored; trying again", error=str(error))
+        with self._lock:
+            return [run.run_id for run in self._state.queue.runs.values() if run.state in ("running", "stopping")]
+
+    def tick_run(self, run_id: str) -> float:
+        """Let time pass in one ledger and notice its end; seconds until the next call is wanted."""
+        try:
+            ledger = self.ledger(run_id)
+            wait_s = ledger.tick()
+            if ledger.finished:
+                self._finish(run_id)
+            return wait_s
+        except LedgerDamagedError as error:
+            reason = str(error)
+            self._change(lambda now, out: self._state.queue.fail(now, run_id, reason, out))
+        except CiuicError as error:
+            if self.run(run_id).state in ("running", "stopping"):
+                _log.error("ledger cannot go on; trying again", run=run_id, error=str(error))
+        return 1.0
+
+    def stop(self) -> None:
+        """Close what is open; the runs go on with the next start."""
+        self._errands.shutdown(wait=True)
+        self.shelf.close_all()
+        self.store.close()
+
+    def say(self, line: Announce) -> None:
+        """One line for the story; when it cannot be stored now it is stored with the next event that can."""
+        try:
+            self._change(lambda now, out: out.add(line))
+        except StorageError as error:
+            _log.error("event not stored yet", text=line.text, error=str(error))
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _change(self, event: Callable[[Moment, Effects], T]) -> T:
+        """Apply one event to the state and make it durable."""
+        with self._lock:
+            now, out = self._clocks.now(), Effects()
+            result = event(now, out)
+            self._settle(now, out)
+            return result
+
+    def _settle(self, now: Moment, out: Effects, *, admission: tuple[Admission, JoinReply] | None = None) -> None:
+        """Under the lock: store, then tell. What cannot be stored now waits in `_pending`."""
+        out = self._pending.then(out)
+        if out.needs_store:
+            self._pending = out
+            self.store.commit(
+                wall_s=now.wall_s,
+                nodes=out.nodes.values(),
+                runs=out.runs.values(),
+                epoch=out.epoch,
+                lines=out.announced,
+                also=lambda db: self.tokens.redeem(db, *admission) if admission else None,
+            )
+            self._pending = Effects()
+            self.board.notify(ANYTHING, *([EVENTS] if out.announced else []))
+        for action in out.actions:
+            if isinstance(action, Wake):
+                self.board.notify(node_topic(action.node_id))
+            elif not isinstance(action, Announce):
+                self._errands.submit(self._do, action)
+
+    def _do(self, action: Action) -> None:
+        """On the errands' thread: what the state machine wants of ledgers."""
+        try:
+            if isinstance(action, OpenRun):
+                self.ledger(action.run_id)
+            elif isinstance(action, CloseRun):
+                self._close(action.run_id)
+            elif isinstance(action, NodeGone):
+                self._node_gone(action)
+            elif isinstance(action, WorkerEnded):
+                self.ledger(action.run_id).node_gone(action.node_id)
+        except CiuicError as error:
+            _log.warning("errand failed", errand=type(action).__name__, error=str(error))
+        except Exception:  # noqa: BLE001 - a bug in one errand must not end the thread that does all of them
+            _log.exception("errand crashed", errand=type(action).__name__)
+
+    def _node_gone(self, action: NodeGone) -> None:
+        ledger = self.shelf.peek(action.run_id)  # one that is not open is reconciled when it is opened
+        returned = ledger.node_gone(action.node_id) if ledger is not None else None
+        line = action.line
+        if line is not None and returned:
+            line = Announce(
+                kind=line.kind,
+                text=f"{line.text}; its {returned:,} leased samples went back",
+                run_id=line.run_id,
+                node_id=line.node_id,
+                data={**line.data, "samples": returned},
+            )
+        if line is not None:
+            self.say(line)
+
+    def _reconcile(self, run_id: str, ledger: Ledger) -> None:
+        """A ledger was opened, perhaps after a crash: nodes it counts on but which are not in the run are gone."""
+        members = self.members(run_id)
+        for node in ledger.info(full=False).get("nodes", []):
+            if node.node_id not in members:
+                ledger.node_gone(node.node_id)
+
+    def _close(self, run_id: str) -> None:
+        if self.has_ended(run_id):  # not resumed meanwhile
+            info = self.shelf.close(self.run(run_id))
+            if info is not None:
+                self.store.save_info(run_id, msgspec.json.encode(info))
+        self.board.notify(run_topic(run_id), logs_topic(run_id), ANYTHING)
+
+    def _finish(self, run_id: str) -> None:
+        info = self.run_info(self.run(run_id), full=True)
+        self.store.save_info(run_id, msgspec.json.encode(info))
+        line = Announce(kind="run.finished", run_id=run_id, text=finish_line(info))
+        self._change(lambda now, out: self._state.queue.finish(now, run_id, line, out))
+
+    def _wake_run(self, run_id: str) -> None:
+        self.board.notify(run_topic(run_id), ANYTHING)

@@ -1,0 +1,70 @@
+"""Bring a run's ledger back from its files: layout, journal, then each fragment's snapshot, entries and pushes."""
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ciuic.hub.fragment import Fragment
+from ciuic.hub.history import evaluation_point
+from ciuic.ledger.journal import Attached, Departed, Evaluated, Leased, Revived, Started
+from ciuic.ledger.layout import layout_from_dict
+from ciuic.ledger.replay import rebuild
+from ciuic.ledger.samples import SampleLedger
+from ciuic.net import messages as m
+
+if TYPE_CHECKING:
+    from ciuic.hub.rounds import RunLedger
+
+
+def reopen(ledger: "RunLedger") -> None:
+    """Fill an empty ledger object from its folder. Raises LedgerDamagedError."""
+    path = ledger.folder / "layout.json"
+    if path.exists():
+        ledger.set_layout(layout_from_dict(msgspec.json.decode(path.read_bytes())))
+    records = ledger.journal.records()
+    for record in records:
+        if isinstance(record, Started):
+            ledger.started, ledger.samples = True, SampleLedger(record.total_samples)
+    for record in records:
+        _apply(ledger, record)
+    for number, fragment in enumerate(ledger.fragments):
+        if fragment.store.snapshot_versions():
+            _reopen_fragment(ledger, number, fragment)
+
+
+def _apply(ledger: "RunLedger", record: Any) -> None:
+    if isinstance(record, Evaluated):
+        ledger.history.evaluations.append(evaluation_point(record))
+        return
+    if isinstance(record, Started):
+        return
+    member = ledger.member(record.node)
+    if isinstance(record, Leased):
+        ledger.samples.restore_lease(record.node, record.ranges)
+        member.last_request_id = record.request_id
+        member.last_lease = m.LeaseReply(status="granted", ranges=list(record.ranges))
+        return
+    ledger.epoch += 1
+    if isinstance(record, Attached):
+        ledger.samples.give_back(record.node, record.returned)
+        member.attach(record.incarnation)
+        member.totals = record.totals
+    elif isinstance(record, Departed):
+        ledger.samples.give_back(record.node, record.returned)
+        member.state = record.state
+    elif isinstance(record, Revived):
+        member.state = "warming"
+
+
+def _reopen_fragment(ledger: "RunLedger", number: int, fragment: Fragment) -> None:
+    rebuilt = rebuild(fragment.aggregator, fragment.store, ledger.run_id)
+    fragment.snapshot_version = rebuilt.snapshot_version
+    push_bytes = fragment.aggregator.push_payload_bytes
+    for entry, (_, entry_bytes) in zip(rebuilt.merged, fragment.store.log.frames, strict=True):
+        header = entry.header
+        ledger.history.closed(header, push_bytes * len(header.contributors), entry_bytes)
+        for contributor in header.contributors:
+            ledger.count_merged(contributor, number)
+            ledger.member(contributor.node).pushes_accepted += 1
+    for push in rebuilt.inbox:
+        ledger.take(fragment, push, late=False)

@@ -1,0 +1,273 @@
+"""The hub's one port: uvicorn with TLS, the endpoints, a clock that ticks, and a clean end.
+
+`serve` blocks until SIGTERM or SIGINT. It prints one line when it is ready:
+
+    hub ready at https://host:port  authority <first 16 characters of its fingerprint>
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import getpass
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Generator
+from pathlib import Path
+from typing import TextIO
+from urllib.parse import urlsplit
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from ciuic import __version__
+from ciuic.errors import ConflictError, UsageError
+from ciuic.hub.api_node import PUBLIC, NodeApi
+from ciuic.hub.api_operator import OperatorApi
+from ciuic.hub.api_run import RunApi
+from ciuic.hub.api_view import HubFacts, StateSource, ViewApi
+from ciuic.hub.auth import HubFiles, prepare_folder, prepare_operator
+from ciuic.hub.config import HubConfig
+from ciuic.hub.core import Hub
+from ciuic.hub.endpoints import Desk, Gate, not_found
+from ciuic.hub.events import run_topic
+from ciuic.hub.protocol import PeerProtocol
+from ciuic.hub.records import Announce
+from ciuic.hub.rounds import RunLedger
+from ciuic.hub.runs import OpenLedger
+from ciuic.hub.store import Store
+from ciuic.net.tls import server_context, write_private_file
+
+KEEP_ALIVE_S = 130
+"""Longer than any pause of a node: a connection that is cut costs a TLS handshake over a long link."""
+MOST_CONNECTIONS = 1000
+LAST_ANSWERS_S = 1
+TICK_S = 0.25
+SHORTEST_TICK_S = 0.02
+
+PageRoutes = Callable[[Desk, StateSource], list[Route]]
+_log = structlog.get_logger("ciuic.hub")
+
+
+def serve(
+    config: HubConfig,
+    *,
+    open_ledger: OpenLedger = RunLedger.open,
+    page: PageRoutes | None = None,
+    out: TextIO | None = None,
+) -> int:
+    """Run a hub until it is told to stop; returns the exit code.
+
+    Raises UsageError (address not usable), ConflictError (another hub uses the folder), StorageError.
+    """
+    _prepare_log()
+    with _locked(config.folder), _listening(config) as listener:
+        host, port = _reached_at(config), listener.getsockname()[1]
+        url = config.public_url or f"https://{host}:{port}"
+        files = prepare_folder(config.folder, _names(config))
+        local = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host  # noqa: S104 - compared, not bound
+        local_url = f"https://{_bracketed(local)}:{port}"
+        prepare_operator(config.home / "operator", files.authority, local_url, name=_operator_name())
+        store = Store(config.folder / "ciuic.db", events_kept=config.events_kept, log_lines_kept=config.log_lines_kept)
+        hub = Hub(config, store, files.authority, open_ledger)
+        server = HubServer(hub, HubFacts(url=url, version=__version__), files, page)
+        write_private_file(config.folder / "address", f"{local_url}\n".encode())
+
+        def tell_ready() -> None:
+            hub.say(Announce(kind="hub.started", text=f"the hub started at {url} (start {hub.boot_id.split('-')[0]})"))
+            line = f"hub ready at {url}  authority {files.authority.fingerprint[:16]}\n"
+            (out or sys.stdout).write(line)
+            (out or sys.stdout).flush()
+
+        asyncio.run(server.run(listener, tell_ready))
+        hub.say(Announce(kind="hub.stopped", text="the hub was stopped"))
+        hub.stop()
+    return 0
+
+
+class HubServer:
+    """One hub on one listening socket."""
+
+    def __init__(self, hub: Hub, facts: HubFacts, files: HubFiles, page: PageRoutes | None) -> None:
+        self.hub = hub
+        self.desk = Desk(hub=hub)
+        source = StateSource(self.desk, facts)
+        routes = [
+            *NodeApi(self.desk, facts.version).routes(),
+            *RunApi(self.desk).routes(),
+            *OperatorApi(self.desk, facts.url).routes(),
+            *ViewApi(self.desk, source).routes(),
+            *(page(self.desk, source) if page is not None else []),
+        ]
+        app = Starlette(routes=routes, exception_handlers={HTTPException: not_found})
+        config = uvicorn.Config(
+            Gate(app, PUBLIC, self.desk.answered),
+            http=PeerProtocol,
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=LAST_ANSWERS_S,
+            limit_concurrency=MOST_CONNECTIONS,
+        )
+        config.load()
+        config.ssl = server_context(files.cert, files.key, files.authority.certificate_pem)
+        self._uvicorn = _Uvicorn(config, hub)
+
+    async def run(self, listener: socket.socket, tell_ready: Callable[[], None]) -> None:
+        """Serve until SIGTERM or SIGINT (a second one does not wait for answers)."""
+        loop = asyncio.get_running_loop()
+        self.hub.board.attach(loop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._uvicorn.handle_exit, number, None)
+        ticking = loop.create_task(Ticker(self.desk).run())
+        try:
+            self._uvicorn.when_started = lambda: self.desk.short(tell_ready)
+            await self._uvicorn.serve(sockets=[listener])
+        finally:
+            self.hub.board.close()
+            await ticking
+            self.desk.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its own signal handling (it would end the process by the signal), releasing held answers."""
+
+    def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
+        super().__init__(config)
+        self._hub = hub
+        self.when_started: Callable[[], Awaitable[None]] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.when_started is not None:
+            await self.when_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._hub.board.close()
+        await super().shutdown(sockets)
+
+
+class Ticker:
+    """Lets time pass: for the state every quarter second, for each ledger when it asks for it, at least as often.
+
+    Each ledger has a task of its own: one that takes long does not hold up the others.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._board = desk.hub.board
+        self._ledgers: dict[str, asyncio.Task[None]] = {}
+        self._at_work: set[str] = set()
+
+    async def run(self) -> None:
+        """Until the hub stops."""
+        while not self._board.is_closed:
+            try:
+                self._at_work = set(await self._desk.short(self._desk.hub.tick))
+            except Exception:  # noqa: BLE001 - a clock that stops would let dead nodes live for ever
+                _log.exception("tick crashed")
+            self._ledgers = {run_id: task for run_id, task in self._ledgers.items() if not task.done()}
+            for run_id in self._at_work - self._ledgers.keys():
+                self._ledgers[run_id] = asyncio.create_task(self._tick_ledger(run_id))
+            await self._board.pause(TICK_S)
+
+    async def _tick_ledger(self, run_id: str) -> None:
+        """Until the run has ended; earlier than asked for when something has happened in it."""
+        while run_id in self._at_work and not self._board.is_closed:
+            seen = self._board.seen(run_topic(run_id))
+            try:
+                wait_s = await self._desk.long(self._desk.hub.tick_run, run_id)
+            except Exception:  # noqa: BLE001 - the next tick may work, and the other runs go on
+                _log.exception("ledger tick crashed", run=run_id)
+                wait_s = TICK_S
+            await self._board.wait(run_topic(run_id), seen, min(TICK_S, max(SHORTEST_TICK_S, wait_s)))
+
+
+# ---- setting up ----------------------------------------------------------------------------------------------------
+
+
+def _prepare_log() -> None:
+    """Warnings and errors as key=value lines on stderr."""
+    structlog.configure(
+        processors=[
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(30),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """At most one hub per folder; the lock goes with the process, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConflictError(
+                f"another hub is running in {folder}",
+                cause="it holds the lock of this folder",
+                next="stop it first, or choose another folder with CIUIC_HOME",
+            ) from error
+        yield
+
+
+@contextlib.contextmanager
+def _listening(config: HubConfig) -> Generator[socket.socket]:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError, AttributeError):  # better on long lossy links, where the kernel has it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+        try:
+            listener.bind((config.host, config.port))
+            listener.listen(256)
+        except OSError as error:
+            raise UsageError(
+                f"the hub cannot listen on {config.host} port {config.port}",
+                cause=(error.strerror or str(error)).lower(),
+                next="choose another port with --port, or stop what uses this one",
+            ) from error
+        listener.setblocking(False)
+        yield listener
+
+
+def _names(config: HubConfig) -> list[str]:
+    """Everything the certificate must hold."""
+    public = urlsplit(config.public_url).hostname or ""
+    wildcard = config.host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+    return [name for name in dict.fromkeys([*config.names, public, "" if wildcard else config.host]) if name]
+
+
+def _reached_at(config: HubConfig) -> str:
+    """The host in the hub's own URL: the first name given, else the address, else this machine's name."""
+    if config.names:
+        return _bracketed(config.names[0])
+    return socket.gethostname() if config.host in ("0.0.0.0", "::") else _bracketed(config.host)  # noqa: S104
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _operator_name() -> str:
+    try:
+        return getpass.getuser()[:40] or "operator"
+    except (KeyError, OSError):
+        return f"uid-{os.getuid()}"

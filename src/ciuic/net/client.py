@@ -1,0 +1,255 @@
+"""The client that agents, workers and operators use to speak to the hub: HTTP/1.1 over pinned TLS, outbound only.
+
+Time-outs mean "no progress", never "too long in total". A request that may have reached the hub is repeated only when
+a kept-alive connection died before a single byte of the answer; every message of the protocol is safe to repeat
+(pushes by sequence, leases by request id, submissions by submit token).
+"""
+
+import http.client
+import logging
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ciuic.errors import CertificateError, ProtocolError, StorageError, TokenError, UnreachableError
+from ciuic.net.exchange import Body, Exchange
+from ciuic.net.messages import JoinReply, JoinRequest, decode, encode
+from ciuic.net.tls import Purpose, check_issued, client_context, new_key_and_csr, pem_fingerprint, unverified_context
+from ciuic.net.tokens import JoinToken, parse_token
+from ciuic.net.url import parse_hub_url
+
+T = TypeVar("T")
+
+MESSAGE_LIMIT_BYTES = 32 * 1024 * 1024
+FRAME_LIMIT_BYTES = 8 * 1024 * 1024 * 1024
+LINE_LIMIT_BYTES = 1024 * 1024
+_BINARY = {"Content-Type": "application/octet-stream"}
+_JSON = {"Content-Type": "application/json"}
+_FRUITLESS_ATTEMPTS = 5
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+_log = logging.getLogger(__name__)
+
+
+class HubClient:
+    """One keep-alive connection to the hub. Confined to one thread, except `interrupt`."""
+
+    def __init__(
+        self,
+        url: str,
+        authority_pem: bytes,
+        cert_path: Path | None = None,
+        key_path: Path | None = None,
+        purpose: Purpose = "operator",
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Does not connect yet. Raises UsageError for a bad address and CertificateError for unusable files."""
+        self.address = parse_hub_url(url)
+        self._exchange = Exchange(self.address, client_context(authority_pem, cert_path, key_path, purpose), timeout_s)
+
+    @property
+    def server_time(self) -> float | None:
+        """The hub's clock in its latest answer (seconds since 1970, whole seconds); None when it did not say."""
+        return self._exchange.server_time
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        message: msgspec.Struct | None,
+        reply_type: type[T],
+        *,
+        timeout_s: float | None = None,
+    ) -> T:
+        """Send one control message and read the answer. `timeout_s`: the longest silence (for long polls)."""
+        body = encode(message) if message is not None else None
+        response = self._exchange.request(method, path, body, _JSON if body is not None else {}, timeout_s)
+        return decode(self._exchange.read(response, MESSAGE_LIMIT_BYTES), reply_type)
+
+    def send_frame(self, path: str, frame: Body, reply_type: type[T], *, method: str = "POST") -> T:
+        """Send a binary frame (POST; PUT for a snapshot) and read the answer."""
+        response = self._exchange.request(method, path, frame, _BINARY)
+        return decode(self._exchange.read(response, MESSAGE_LIMIT_BYTES), reply_type)
+
+    def fetch(
+        self,
+        path: str,
+        sink: Callable[[bytes], object] | None = None,
+        *,
+        limit_bytes: int = FRAME_LIMIT_BYTES,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        """GET a binary body; b"" for "nothing new" (204). With `sink` each piece goes there and b"" is returned."""
+        response = self._exchange.request("GET", path, silence_s=timeout_s)
+        if sink is None:
+            return self._exchange.read(response, limit_bytes)
+        self._exchange.drain(response, sink, limit_bytes)
+        return b""
+
+    def download(self, path: str, file: Path, expected_bytes: int) -> None:
+        """GET `path` into `file`, going on after cuts where it stopped (also from an earlier process).
+
+        Parts are kept beside `file` until it is whole, so choose a file name that names the content; the content is
+        not verified here. Raises UnreachableError after five attempts in a row without one new byte, StorageError
+        when the disk refuses.
+        """
+        if expected_bytes <= 0:
+            raise ProtocolError(f"{path} cannot have {expected_bytes} bytes")
+        part = file.with_name(file.name + ".part")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        fruitless = 0
+        while (have := _size(part)) != expected_bytes:
+            problem: UnreachableError | None = None
+            try:
+                self._download_rest(path, part, have if have < expected_bytes else 0, expected_bytes)
+            except UnreachableError as error:
+                problem = error
+            fruitless = 0 if have < _size(part) <= expected_bytes else fruitless + 1
+            if fruitless >= _FRUITLESS_ATTEMPTS:
+                raise problem or UnreachableError(f"{path} ends after {have} of {expected_bytes} bytes")
+            if problem:
+                time.sleep(backoff_s(fruitless + 1))
+        part.replace(file)
+
+    def stream_lines(self, path: str, *, silence_s: float = 60.0) -> Generator[bytes]:
+        """GET newline-delimited JSON, line by line while the hub keeps sending.
+
+        Blank lines only show that the hub is alive and are dropped. Raises UnreachableError after `silence_s` without
+        a byte. Leaving the iterator early closes the connection.
+        """
+        response = self._exchange.request("GET", path, silence_s=silence_s)
+        ended = False
+        try:
+            while line := self._exchange.guarded(lambda: response.readline(LINE_LIMIT_BYTES + 1), silence_s):
+                if len(line) > LINE_LIMIT_BYTES:
+                    raise ProtocolError(f"the hub sent a line of more than {LINE_LIMIT_BYTES} bytes")
+                if line.strip():
+                    yield line.rstrip(b"\r\n")
+            ended = True
+        finally:
+            if not ended:
+                self.close()
+
+    def close(self) -> None:
+        """Close the connection; the next use opens a new one."""
+        self._exchange.close()
+
+    def interrupt(self) -> None:
+        """From another thread: end a long poll that is waiting; its own thread gets UnreachableError."""
+        self._exchange.interrupt()
+
+    def _download_rest(self, path: str, part: Path, have: int, expected_bytes: int) -> None:
+        response = self._exchange.request("GET", path, headers={"Range": f"bytes={have}-"} if have else {})
+        start, total = _placement(response)
+        if start > have or total not in (None, expected_bytes):
+            self.close()
+            raise ProtocolError(
+                f"the hub offers {total} bytes (from {start}) for {path}, where {expected_bytes} were announced",
+                next="ask the hub for the current snapshot again",
+            )
+        try:
+            with part.open("r+b" if part.exists() else "wb") as out:
+                out.truncate(start)
+                out.seek(start)
+                self._exchange.drain(response, out.write, expected_bytes - start)
+        except OSError as error:
+            self.close()
+            raise StorageError(
+                f"{part} cannot be written", cause=str(error), next="make room and start again"
+            ) from error
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _placement(response: http.client.HTTPResponse) -> tuple[int, int | None]:
+    """(where the body begins in the file, size of the whole file or None) of an answer that may be partial."""
+    if response.status != 206:
+        return 0, response.length
+    match = _CONTENT_RANGE.fullmatch(response.getheader("Content-Range", ""))
+    if match is None:
+        raise ProtocolError("the hub sent a part without saying which")
+    return int(match.group(1)), int(match.group(2))
+
+
+# ---- joining -------------------------------------------------------------------------------------------------------
+
+
+def join_network(
+    token: str | JoinToken, location: str, claimed: dict[str, float], *, url: str | None = None, timeout_s: float = 30.0
+) -> tuple[str, bytes, bytes, bytes]:
+    """Join with a token: (the name the hub gave us, key PEM, certificate PEM, authority PEM).
+
+    The secret is sent only after the server proved, on that same pinned connection, to belong to the token's
+    authority. `url` dials another address than the token's (a relay, a second name of the hub).
+    Raises TokenError, CertificateError, UnreachableError.
+    """
+    parsed = parse_token(token) if isinstance(token, str) else token
+    url = url or parsed.url
+    authority_pem = _fetch_authority(url, parsed.authority_fingerprint, timeout_s)
+    key_pem, csr_pem = new_key_and_csr()
+    request = JoinRequest(
+        token_id=parsed.id, secret=parsed.secret, csr_pem=csr_pem.decode("ascii"), location=location, claimed=claimed
+    )
+    client = HubClient(url, authority_pem, purpose="control", timeout_s=timeout_s)
+    try:
+        reply = client.call("POST", "/v1/join", request, JoinReply)
+    finally:
+        client.close()
+    certificate_pem = reply.certificate_pem.encode()
+    identity = check_issued(certificate_pem, authority_pem=authority_pem, key_pem=key_pem)
+    if identity.name != reply.node_id:
+        raise CertificateError(f"the hub calls us {reply.node_id} but issued a certificate for {identity.name}")
+    return reply.node_id, key_pem, certificate_pem, authority_pem
+
+
+def _fetch_authority(url: str, fingerprint: str, timeout_s: float) -> bytes:
+    """The authority's certificate as clean PEM, proven to be the one that the token names."""
+    exchange = Exchange(parse_hub_url(url), unverified_context(), timeout_s)
+    try:
+        fetched = exchange.read(exchange.request("GET", "/ca.pem"), 64 * 1024)
+    finally:
+        exchange.close()
+    found, authority_pem = pem_fingerprint(fetched)
+    if found != fingerprint:
+        raise TokenError(
+            f"the hub at {exchange.address.url} is not the one this token was made for",
+            cause=f"its authority is {found[:16]}..., the token says {fingerprint[:16]}...; the secret was not sent",
+            next="check the address, or ask the operator of that hub for a token",
+        )
+    return authority_pem
+
+
+# ---- retrying ------------------------------------------------------------------------------------------------------
+
+
+def retrying(call: Callable[[], T], *, stop: threading.Event, what: str) -> T:
+    """Repeat `call` while the hub is unreachable, until it succeeds or `stop` is set (then the last error is raised).
+
+    Waits 0.2 s to 5 s with jitter in between. Says once that the hub is gone and once that it is back.
+    """
+    failures, began = 0, time.monotonic()
+    while True:
+        try:
+            result = call()
+        except UnreachableError as error:
+            if failures == 0:
+                _log.warning("%s: %s (%s); trying again", what, error.message, error.cause)
+            failures += 1
+            if stop.wait(backoff_s(failures)):
+                raise
+        else:
+            if failures:
+                _log.warning("%s: the hub is back after %.1f s", what, time.monotonic() - began)
+            return result
+
+
+def backoff_s(failures: int) -> float:
+    """How long to wait after that many failures in a row: about 0.2 s, doubling to 5 s, with jitter."""
+    return random.uniform(0.75, 1.0) * min(5.0, 0.2 * 2.0 ** min(failures - 1, 10))

@@ -1,0 +1,143 @@
+"""What a node can measure about itself and its way to the hub, at little cost.
+
+The transfers grow from 64 KiB until one takes half a second (or reaches 8 MiB), so a slow link carries a few hundred
+kilobytes and a fast one about ten megabytes, once in each direction.
+"""
+
+import logging
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from ciuic.errors import ProtocolError
+from ciuic.net.client import HubClient
+
+SMALLEST_BYTES = 64 * 1024
+LARGEST_BYTES = 8 * 1024 * 1024
+LONG_ENOUGH_S = 0.5
+_ROUND_TRIPS = 5
+_GPU_QUERY_S = 10.0
+_DATE_RESOLUTION_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """The answer to GET /health; later versions may add fields."""
+
+    ok: bool
+    boot_id: str = ""
+    version: str = ""
+
+
+class _Received(msgspec.Struct, kw_only=True):
+    bytes: int
+
+
+def measure(client: HubClient, folder: Path) -> dict[str, float]:
+    """The link to the hub and what this machine has free; keys as in HeartbeatRequest.measured, units in the names.
+
+    `folder`: where runs will be kept (its file system's free space counts). Takes one to three seconds. Raises what
+    the client raises.
+    """
+    round_trips, offset_s = measure_round_trips(client)
+    rtt_s = min(round_trips)
+    measured = {"rtt_s": rtt_s, "rtt_jitter_s": sorted(round_trips)[len(round_trips) // 2] - rtt_s}
+    if offset_s is not None:
+        measured["clock_offset_s"] = offset_s
+    measured["up_bits_per_s"] = measure_rate(lambda count: _send(client, count), rtt_s)
+    measured["down_bits_per_s"] = measure_rate(lambda count: _receive(client, count), rtt_s)
+    return measured | measure_machine(folder)
+
+
+def measure_round_trips(client: HubClient) -> tuple[list[float], float | None]:
+    """(seconds of several small requests, hub clock minus ours in seconds from the Date header: good to 0.5 s)."""
+    client.call("GET", "/health", None, Health)  # opens the connection; the handshake does not count
+    times: list[float] = []
+    offset_s: float | None = None
+    for _ in range(_ROUND_TRIPS):
+        began, began_wall = time.perf_counter(), time.time()
+        client.call("GET", "/health", None, Health)
+        times.append(time.perf_counter() - began)
+        if client.server_time is not None:
+            # Date is cut to whole seconds, so the middle of its second is the best guess
+            offset_s = client.server_time + _DATE_RESOLUTION_S / 2 - (began_wall + times[-1] / 2)
+    return times, offset_s
+
+
+def measure_rate(transfer: Callable[[int], float], rtt_s: float) -> float:
+    """Bits per second of the largest of a growing series of transfers.
+
+    `transfer(count)` moves `count` bytes and returns the seconds it took. The round trip that every request costs is
+    taken off, but never more than three quarters of the time.
+    """
+    count = SMALLEST_BYTES
+    while True:
+        took_s = max(transfer(count), 1e-6)
+        moving_s = max(took_s - rtt_s, took_s / 4)
+        if moving_s >= LONG_ENOUGH_S or count >= LARGEST_BYTES:
+            return 8.0 * count / moving_s
+        wanted = count * LONG_ENOUGH_S * 1.2 / moving_s
+        count = min(LARGEST_BYTES, max(2 * count, min(8 * count, int(wanted))))
+
+
+def measure_machine(folder: Path) -> dict[str, float]:
+    """Processors this process may use, free memory and disk in bytes, number of GPUs."""
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+    return {
+        "cpu_count": float(usable_cpus()),
+        "memory_free_bytes": float(psutil.virtual_memory().available),
+        "disk_free_bytes": float(shutil.disk_usage(existing).free),
+        "gpu_count": float(len(gpu_names())),
+    }
+
+
+def usable_cpus() -> int:
+    """How many processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def gpu_names() -> list[str]:
+    """The NVIDIA GPUs that the driver's own tool lists; empty when there is no tool (torch is not loaded for this)."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=_GPU_QUERY_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        _log.warning("nvidia-smi does not work: %s", error)
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+
+
+def _send(client: HubClient, count: int) -> float:
+    payload = os.urandom(count)
+    began = time.perf_counter()
+    received = client.send_frame("/v1/node/probe", payload, _Received)
+    took_s = time.perf_counter() - began
+    if received.bytes != count:
+        raise ProtocolError(f"the hub counted {received.bytes} of {count} probe bytes")
+    return took_s
+
+
+def _receive(client: HubClient, count: int) -> float:
+    moved = 0
+
+    def sink(piece: bytes) -> None:
+        nonlocal moved
+        moved += len(piece)
+
+    began = time.perf_counter()
+    client.fetch(f"/v1/node/probe?bytes={count}", sink, limit_bytes=LARGEST_BYTES)
+    took_s = time.perf_counter() - began
+    if moved != count:
+        raise ProtocolError(f"the hub sent {moved} of {count} probe bytes")
+    return took_s

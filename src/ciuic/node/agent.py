@@ -1,0 +1,205 @@
+"""The agent: one per node. Keeps in touch with the hub and keeps its one worker where the hub wants it.
+
+One thread owns all decisions (`Agent.run`); the heartbeat, the worker's end and signals only put events into its inbox.
+"""
+
+import logging
+import queue
+import secrets
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from ciuic.errors import AccessError, CiuicError
+from ciuic.net.client import HubClient
+from ciuic.net.messages import HeartbeatReply, HeartbeatRequest, LeaveRequest, Ok, WorkerReport
+from ciuic.node.config import AgentConfig
+from ciuic.node.heartbeat import Heartbeat
+from ciuic.node.identity import NodeIdentity, held, join, node_folder, set_aside, settle_identity
+from ciuic.node.logs import LogShipper
+from ciuic.node.seat import WorkerExit, WorkerSeat
+from ciuic.node.vitals import Vitals, machine_facts
+
+__all__ = ["Agent", "AgentConfig", "run_agent"]
+
+CONTROL_TIMEOUT_S = 10.0
+LEAVE_S = 5.0
+"""Longest wait for the hub at the end, once for the last log lines and once for the goodbye."""
+FORCED_EXIT = 130
+Event = HeartbeatReply | WorkerExit | signal.Signals | Exception
+_log = logging.getLogger(__name__)
+
+
+def run_agent(config: AgentConfig) -> int:
+    """Be a node until told to stop: 0 after a drain, 130 after a second signal.
+
+    SIGTERM or SIGINT drains: the worker may finish its step and push, then the node leaves. A second one kills the
+    worker's whole process tree at once. Outages of the hub are survived without limit. Raises CiuicError when the node
+    cannot join, is evicted or is superseded by a newer agent.
+    """
+    folder = node_folder(config.home, config.location)
+    with held(folder):
+        identity = settle_identity(
+            folder, url=config.url, location=config.location, token=config.token, claimed=config.claimed
+        )
+        agent = Agent(config, identity)
+        try:
+            return agent.run()
+        except AccessError:
+            if identity.fresh or config.token is None or agent.heard:
+                raise
+        _log.warning("the hub does not accept the stored identity %s any more; using the token", identity.node_id)
+        set_aside(identity)
+        fresh = join(folder, url=config.url, location=config.location, token=config.token, claimed=config.claimed)
+        return Agent(config, fresh).run()
+
+
+class Agent:
+    """One agent process of a node that has joined."""
+
+    def __init__(self, config: AgentConfig, identity: NodeIdentity) -> None:
+        self.heard = False
+        """Whether the hub has answered a heartbeat."""
+        self._config, self._identity = config, identity
+        self._incarnation = secrets.token_hex(8)
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._facts = machine_facts()
+        self._status_lock = threading.Lock()
+        self._status: tuple[WorkerReport, bool] = (WorkerReport(), False)
+        self._shipper = LogShipper(self._client())
+        self._seat = WorkerSeat(config, identity, self._shipper, on_exit=self._inbox.put)
+        self._vitals = Vitals(self._client(), identity.folder)
+        self._heartbeat = Heartbeat(
+            self._client(),
+            compose=self._compose,
+            on_reply=self._inbox.put,
+            on_fatal=self._inbox.put,
+            wait_s=config.heartbeat_s,
+        )
+        self._signals: list[signal.Signals] = []
+        self._fatal: Exception | None = None
+
+    def run(self) -> int:
+        """See run_agent."""
+        _log.info("node %s speaks to the hub at %s", self._identity.node_id, self._config.url)
+        previous = self._listen_to_signals()
+        self._shipper.start()
+        self._heartbeat.start()
+        try:
+            while not (self._is_ending and self._seat.is_empty):
+                self._handle(self._next_event())
+                self._seat.work()
+                self._publish()
+            return self._say_goodbye()
+        finally:
+            self._close()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    # ---- events ----
+
+    def _next_event(self) -> Event | None:
+        due = self._seat.next_due
+        try:
+            return self._inbox.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def _handle(self, event: Event | None) -> None:
+        if isinstance(event, HeartbeatReply):
+            self._obey(event)
+        elif isinstance(event, WorkerExit):
+            self._seat.ended(event)
+            self._publish()
+            self._heartbeat.poke()
+        elif isinstance(event, signal.Signals):
+            self._on_signal(event)
+        elif isinstance(event, Exception):
+            _log.error("this agent must stop: %s", event)
+            self._fatal = event
+            self._seat.vacate(grace_s=self._config.grace_s)
+
+    def _obey(self, reply: HeartbeatReply) -> None:
+        self._vitals.hub_said_time(reply.hub_time)
+        if not self.heard:
+            self.heard = True
+            self._vitals.start()
+        if not self._is_ending:
+            self._seat.want(reply.assignment, stop=reply.stop_worker)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signals.append(number)
+        if len(self._signals) > 1:
+            _log.warning("%s again: not waiting for the worker any more", number.name)
+            self._seat.vacate(grace_s=0.0)
+            return
+        _log.info("%s: draining", number.name)
+        self._seat.vacate(grace_s=self._config.drain_s)
+        self._publish()
+        self._heartbeat.poke()
+
+    # ---- the heartbeat's view ----
+
+    @property
+    def _is_ending(self) -> bool:
+        return bool(self._signals) or self._fatal is not None
+
+    def _publish(self) -> None:
+        with self._status_lock:
+            self._status = (self._seat.report, self._is_ending)
+
+    def _compose(self, sequence: int, known_revision: int, wait_s: float) -> HeartbeatRequest:
+        with self._status_lock:
+            worker, draining = self._status
+        return HeartbeatRequest(
+            agent_incarnation=self._incarnation,
+            sequence=sequence,
+            known_revision=known_revision,
+            wait_s=wait_s,
+            location=self._config.location,
+            claimed=self._config.claimed,
+            measured=self._vitals.measured,
+            facts=self._facts,
+            worker=worker,
+            draining=draining,
+            allow_code=self._config.allow_code,
+        )
+
+    # ---- the end ----
+
+    def _say_goodbye(self) -> int:
+        self._heartbeat.stop()
+        if self._fatal is not None:
+            raise self._fatal
+        self._shipper.close(deadline_s=LEAVE_S)
+        client = self._client(LEAVE_S)
+        try:
+            client.call("POST", "/v1/node/leave", LeaveRequest(agent_incarnation=self._incarnation), Ok)
+            _log.info("node %s has left", self._identity.node_id)
+        except CiuicError as error:  # the hub will notice the silence
+            _log.warning("the hub could not be told that this node leaves: %s", error.message)
+        finally:
+            client.close()
+        return 0 if len(self._signals) == 1 else FORCED_EXIT
+
+    def _close(self) -> None:
+        """Also after an unexpected error: no process and no thread stays behind."""
+        self._seat.close()
+        self._heartbeat.stop()
+        self._vitals.stop()
+        self._shipper.close(deadline_s=LEAVE_S)
+
+    def _client(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HubClient:
+        identity = self._identity
+        authority_pem = identity.authority.read_bytes()
+        return HubClient(self._config.url, authority_pem, identity.cert, identity.key, "control", timeout_s)
+
+    def _listen_to_signals(self) -> dict[signal.Signals, Any]:
+        if threading.current_thread() is not threading.main_thread():
+            return {}  # Python delivers signals to the main thread only
+        return {number: signal.signal(number, self._on_os_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def _on_os_signal(self, number: int, frame: FrameType | None) -> None:
+        self._inbox.put(signal.Signals(number))
