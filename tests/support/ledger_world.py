@@ -125,7 +125,9 @@ class World:
         for f, state in enumerate(reply.fragments):
             frame = self.hub.snapshot_path(f, state.snapshot_version).read_bytes()
             snapshot = snapshot_from_frame(frame, self._count(f))
-            worker.theta.append(machine.load(f, snapshot.vectors["base"], state.snapshot_version, snapshot.header.counters))
+            worker.theta.append(
+                machine.load(f, snapshot.vectors["base"], state.snapshot_version, snapshot.header.counters)
+            )
             for group in (worker.unpushed, worker.sum_d, worker.sum_q):
                 group.append(np.zeros(self._count(f)))
             worker.flight.append(None)
@@ -144,7 +146,9 @@ class World:
 
     def lease(self, name: str, count: int) -> None:
         worker = self.workers[name]
-        request = m.LeaseRequest(incarnation=worker.machine.place.incarnation, count=count, request_id=worker.request_id + 1)
+        request = m.LeaseRequest(
+            incarnation=worker.machine.place.incarnation, count=count, request_id=worker.request_id + 1
+        )
         first = self.hub.lease(name, request)
         if first.status == "granted":
             assert self.hub.lease(name, request) == first, "the same request must get the same samples"
@@ -275,6 +279,8 @@ class World:
         assert np.abs(progress - worker.unpushed[f] - pushed).max() < TOLERANCE, "progress is lost or counted twice"
 
     def _check_hub(self) -> None:
+        counts = self.hub.info(full=False)["samples"]
+        assert counts.lost == 0, "samples are nowhere"
         for f, fragment in enumerate(self.hub.fragments):
             aggregator, store = fragment.aggregator, fragment.store
             shape = self.layout.fragment_shape(f)

@@ -1,8 +1,8 @@
 """One fragment as ONE buffer: coded section, full-precision section, buffers.
 
-    coded    large matrices, by the codec          (packed values, then scales)
-    small    1-D parameters, routers, tensors under 4096 elements: bf16 (fp32 with codec `none`)
-    buffers  what training changes besides parameters: fp32
+coded    large matrices, by the codec          (packed values, then scales)
+small    1-D parameters, routers, tensors under 4096 elements: bf16 (fp32 with codec `none`)
+buffers  what training changes besides parameters: fp32
 """
 
 from dataclasses import dataclass

@@ -175,6 +175,7 @@ class RunLedger:
             state=state,
             fragments=fragments,
             total_samples=self.samples.total,
+            samples_committed=len(self.samples.committed),
         )
 
     def put_snapshot(self, node: str, fragment: int, frame: bytes) -> None:

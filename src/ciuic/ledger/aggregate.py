@@ -128,7 +128,9 @@ class Aggregator:
         self._down.decode(payload, out=scratch)
         update -= scratch  # now the new residual
         base = self.base - scratch
-        counters = tuple(max(column) for column in zip(self.counters, *(p.header.counters for p in pushes), strict=True))
+        counters = tuple(
+            max(column) for column in zip(self.counters, *(p.header.counters for p in pushes), strict=True)
+        )
         header = EntryHeader(
             run=facts.run,
             fragment=self.fragment,
@@ -146,9 +148,7 @@ class Aggregator:
             time=facts.time,
             why=facts.why,
         )
-        return Candidate(
-            entry=Entry(header=header, payload=payload), base=base, residual=update, momentum=momentum
-        )
+        return Candidate(entry=Entry(header=header, payload=payload), base=base, residual=update, momentum=momentum)
 
     def _outer_step(self, mean: Float) -> tuple[Float, Float | None]:
         lr, mu = np.float32(self.outer.lr), np.float32(self.outer.momentum)

@@ -147,9 +147,13 @@ def push_from_frame(data: Buffer) -> Push:
     """Raises FrameError."""
     header, payload = _open(data, "push", PushHeader)
     if len(header.ranges) > MAX_RANGES or any(not 0 <= a < b for a, b in header.ranges):
-        raise FrameError("the sample ranges of this push cannot be", cause="each must be [start, stop) with start < stop")
+        raise FrameError(
+            "the sample ranges of this push cannot be", cause="each must be [start, stop) with start < stop"
+        )
     if not 0 < header.tokens <= MAX_TOKENS or min(header.base_version, header.sequence, header.incarnation) < 0:
-        raise FrameError("the numbers of this push cannot be", cause=f"tokens {header.tokens}, sequence {header.sequence}")
+        raise FrameError(
+            "the numbers of this push cannot be", cause=f"tokens {header.tokens}, sequence {header.sequence}"
+        )
     return Push(header=header, payload=payload)
 
 
@@ -170,9 +174,7 @@ def snapshot_from_frame(data: Buffer, element_count: int) -> Snapshot:
             next="check that both sides run the same job",
         )
     values = payload.view(np.float32) if payload.ctypes.data % 4 == 0 else payload.copy().view(np.float32)
-    vectors = {
-        part: values[i * element_count : (i + 1) * element_count] for i, part in enumerate(header.parts)
-    }
+    vectors = {part: values[i * element_count : (i + 1) * element_count] for i, part in enumerate(header.parts)}
     return Snapshot(header=header, vectors=vectors)
 
 

@@ -19,7 +19,7 @@ class SyncPolicy:
     """When a round closes."""
 
     min_fraction: float = 0.67
-    """Share of the expected members (rounded to the nearest number of them) without which no deadline closes a round."""
+    """Share of the expected members, rounded to a number of them, without which no deadline closes a round."""
     max_staleness: int = 4
     """A push whose base is older than this many versions is rejected; its progress stays with its node."""
     deadline_s: float | None = None
@@ -97,9 +97,7 @@ class Inbox:
             push = self.waiting[key]
             if version - push.header.base_version > self.policy.max_staleness:
                 node, incarnation, sequence = key
-                rejected.append(
-                    Rejection(node=node, incarnation=incarnation, sequence=sequence, reason="stale")
-                )
+                rejected.append(Rejection(node=node, incarnation=incarnation, sequence=sequence, reason="stale"))
             elif push.header.node not in seen:
                 seen.add(push.header.node)
                 merged.append(push)

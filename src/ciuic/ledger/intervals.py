@@ -41,9 +41,7 @@ class IntervalSet:
             return 0
         first = bisect_left(self._stops, start)  # ranges that touch or overlap: first..last-1
         last = bisect_right(self._starts, stop)
-        already = sum(
-            max(0, min(stop, self._stops[i]) - max(start, self._starts[i])) for i in range(first, last)
-        )
+        already = sum(max(0, min(stop, self._stops[i]) - max(start, self._starts[i])) for i in range(first, last))
         if first < last:
             start, stop = min(start, self._starts[first]), max(stop, self._stops[last - 1])
         self._starts[first:last], self._stops[first:last] = [start], [stop]

@@ -1,5 +1,6 @@
 """Rebuild a fragment of the hub from its files, and check every digest on the way."""
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +79,7 @@ def _newest_good(aggregator: Aggregator, store: FragmentStore) -> Snapshot:
 
 
 def _check_chain(entries: list[Entry], snapshot: Snapshot) -> None:
-    for before, after in zip(entries, entries[1:], strict=False):
+    for before, after in itertools.pairwise(entries):
         if after.header.previous_digest != before.header.digest or after.header.version != before.header.version + 1:
             raise LedgerDamagedError(f"entry {after.header.version} does not follow entry {before.header.version}")
     version = snapshot.header.version

@@ -20,6 +20,19 @@ class SampleLedger:
         self.committed = IntervalSet()
         self.ever_leased = IntervalSet()
         self.duplicated = 0
+        self.waiting = IntervalSet()
+        """In accepted pushes that wait for their round."""
+
+    @property
+    def held(self) -> int:
+        """Distinct samples that are leased or wait in an accepted push, and not committed."""
+        held = self.waiting.copy()
+        for owned in self.leased.values():
+            for start, stop in owned:
+                held.add(start, stop)
+        for start, stop in self.committed:
+            held.remove(start, stop)
+        return len(held)
 
     def lease(self, node: str, count: int) -> list[Range]:
         """Up to `count` free samples, smallest first, now leased to `node`."""
@@ -44,6 +57,7 @@ class SampleLedger:
         """A push with these samples is durable: nobody else gets them."""
         for start, stop in ranges:
             self.free.remove(start, stop)
+            self.waiting.add(start, stop)
             for owned in self.leased.values():
                 owned.remove(start, stop)
 
@@ -51,11 +65,13 @@ class SampleLedger:
         """An accepted push was rejected when its round closed: its samples are the node's to push again."""
         owned = self.leased.setdefault(node, IntervalSet())
         for start, stop in ranges:
+            self.waiting.remove(start, stop)
             owned.add(start, stop)
 
     def release(self, ranges: Iterable[Range]) -> None:
         """Samples of an accepted push that will not merge and whose node is gone: free again."""
         for start, stop in ranges:
+            self.waiting.remove(start, stop)
             missing = IntervalSet([(start, stop)])
             for taken in (self.committed, *self.leased.values()):
                 for a, b in taken:
@@ -67,6 +83,7 @@ class SampleLedger:
         """A push with these samples is in an entry."""
         for start, stop in ranges:
             self.free.remove(start, stop)
+            self.waiting.remove(start, stop)
             self.ever_leased.add(start, stop)
             self.duplicated += self.committed.add(start, stop)
             for owned in self.leased.values():

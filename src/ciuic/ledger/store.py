@@ -1,8 +1,8 @@
 """The files of one fragment on the hub: entry log, snapshots and the accepted pushes no snapshot covers yet.
 
-    log.bin                     entries, version 1 first; the only truth
-    snapshots/0000000012.base   the base at version 12, as nodes download it; .hub: residual and momentum (two are kept)
-    pushes/<node>.<inc>.<seq>   accepted pushes, kept until a snapshot covers the entry they are in
+log.bin                     entries, version 1 first; the only truth
+snapshots/0000000012.base   the base at version 12, as nodes download it; .hub: residual and momentum (two are kept)
+pushes/<node>.<inc>.<seq>   accepted pushes, kept until a snapshot covers the entry they are in
 """
 
 from pathlib import Path

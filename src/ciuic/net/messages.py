@@ -163,8 +163,9 @@ class AttachReply(Message):
     state: Literal["initialize", "wait", "ready"]
     """initialize: upload your parameters as version 0; wait: another worker does, ask again; ready: go."""
     fragments: list[FragmentState] = []
-    next_sequence: int = 1
     total_samples: int = 0
+    samples_committed: int = 0
+    """Of the whole run, now: a joiner's progress."""
 
 
 class PushReply(Message):

@@ -1,8 +1,8 @@
 """What moves between a worker and the hub, each on its own thread and connection, so that training never waits for it.
 
-    pusher   frames out, acknowledged, repeated until an answer comes
-    puller   entries in, by long poll, one per fragment
-    control  leases and reports
+pusher   frames out, acknowledged, repeated until an answer comes
+puller   entries in, by long poll, one per fragment
+control  leases and reports
 """
 
 import logging
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from ciuic.net.client import HubClient, backoff_s, retrying
 from ciuic.net.tls import Purpose
 
 LONG_POLL_S = 20.0
+T = TypeVar("T")
 _log = logging.getLogger("ciuic.train")
 
 
@@ -123,25 +124,14 @@ class Courier:
 
     def _deliver(self, client: HubClient, push: Push) -> m.PushReply:
         frame, path = push.to_frame(), f"{m.API}/runs/{self.run_id}/push"
-        failures = 0
-        while True:
-            try:
-                return retrying(
-                    lambda: client.send_frame(path, frame, m.PushReply), stop=self.stop, what="sending a push"
-                )
-            except (StorageError, FrameError) as error:  # full disk on the hub, or damaged on the way: it may pass
-                failures += 1
-                if failures == 1:
-                    _log.warning("the hub did not take a push: %s; trying again", error)
-                if self.stop.wait(backoff_s(failures)):
-                    raise
+        return persistently(lambda: client.send_frame(path, frame, m.PushReply), stop=self.stop, what="sending a push")
 
     # ---- pulling
 
     def _pull_loop(self, client: HubClient, fragment: int, version: int) -> None:
         while not self.stop.is_set():
             path = f"{m.API}/runs/{self.run_id}/entries?fragment={fragment}&after={version}&wait_s={LONG_POLL_S:g}"
-            data = retrying(
+            data = persistently(
                 lambda p=path: client.fetch(p, timeout_s=LONG_POLL_S + 15), stop=self.stop, what="waiting for entries"
             )
             at_s = time.perf_counter()
@@ -152,6 +142,20 @@ class Courier:
                 version += 1
                 self.arrivals.put(Arrived(entry=entry, at_s=at_s))
             self.cpu_s[f"puller-{fragment}"] = time.thread_time()
+
+
+def persistently(call: Callable[[], T], *, stop: threading.Event, what: str) -> T:
+    """Repeat while the hub is unreachable, its disk is full or the message was damaged on the way: all may pass."""
+    failures = 0
+    while True:
+        try:
+            return retrying(call, stop=stop, what=what)
+        except (StorageError, FrameError) as error:
+            failures += 1
+            if failures == 1:
+                _log.warning("%s: %s; trying again", what, error)
+            if stop.wait(backoff_s(failures)):
+                raise
 
 
 def post(client: HubClient, run_id: str, what: str, message: msgspec.Struct, reply_type: type[Any] = m.Ok) -> Any:

@@ -19,9 +19,9 @@ from ciuic.ledger.frame import split_frames
 from ciuic.ledger.intervals import Range
 from ciuic.ledger.node import NodeMachine, Place
 from ciuic.net import messages as m
-from ciuic.net.client import HubClient, retrying
+from ciuic.net.client import HubClient
 from ciuic.net.tls import Purpose
-from ciuic.train.courier import Answered, Arrived, Courier, Failed, Item, post
+from ciuic.train.courier import Answered, Arrived, Courier, Failed, Item, persistently, post
 from ciuic.train.leases import Leases
 from ciuic.train.meter import Meter
 from ciuic.train.overlap import WaitRule
@@ -55,7 +55,6 @@ class Engine:
     meter: Meter
     data: DataFacts
     connect: Callable[[Purpose], HubClient]
-    reset_moments: Callable[[], None]
     evaluate: Callable[[], tuple[float, int]] | None = None
     draining: bool = False
     machine: NodeMachine = field(init=False)
@@ -69,8 +68,15 @@ class Engine:
     _rule: WaitRule = field(init=False)
     _pushed_at_s: float = 0.0
     _worked_since_s: float = 0.0
+    moments_are_void: bool = False
+    """Progress was not finite: every rank of the node must reset its inner optimizer."""
     _in_a_row: int = 0
     _evaluations: "queue.Queue[m.EvaluationRequest]" = field(default_factory=queue.Queue)
+
+    @property
+    def progress(self) -> float:
+        """0..1: committed samples of the whole run."""
+        return self.samples_committed / self.total_samples if self.total_samples else 0.0
 
     # ---- the beginning
 
@@ -83,12 +89,10 @@ class Engine:
         theta = self.state.gather()
         initial = base_digest(self.state.vectors.to_host(theta), self.state.counters())
         reply = self._take_place(client, initial)
-        place = Place(
-            run=self.info.run_id, node=self.info.node_id, incarnation=reply.incarnation, epoch=reply.epoch
-        )
+        place = Place(run=self.info.run_id, node=self.info.node_id, incarnation=reply.incarnation, epoch=reply.epoch)
         codecs = (sync.codec_up, sync.codec_down)
         self.machine = NodeMachine(self.state.layout, self.state.vectors, codecs, place)
-        self.total_samples = reply.total_samples
+        self.total_samples, self.samples_committed = reply.total_samples, reply.samples_committed
         version = self._load(reply.fragments[0], initial)
         self._catch_up(client)
         self.state.scatter()
@@ -118,7 +122,7 @@ class Engine:
         )
         told = False
         while True:
-            reply: m.AttachReply = retrying(
+            reply: m.AttachReply = persistently(
                 lambda: post(client, self.info.run_id, "attach", request, m.AttachReply),
                 stop=self.courier.stop,
                 what="attaching",
@@ -147,8 +151,10 @@ class Engine:
         frame = Snapshot(header=header, vectors={"base": self.state.vectors.to_host(self.state.theta)}).to_frame()
         path = f"{m.API}/runs/{self.info.run_id}/snapshot?fragment=0&version=0"
         client = self.connect("snapshots")
-        retrying(
-            lambda: client.send_frame(path, frame, m.Ok, method="PUT"), stop=self.courier.stop, what="uploading version 0"
+        persistently(
+            lambda: client.send_frame(path, frame, m.Ok, method="PUT"),
+            stop=self.courier.stop,
+            what="uploading version 0",
         )
         client.close()
 
@@ -162,7 +168,7 @@ class Engine:
         file = Path(self.info.folder) / f"snapshot-{fragment.snapshot_version}.frame"
         path = f"{m.API}/runs/{self.info.run_id}/snapshot?fragment=0&version={fragment.snapshot_version}"
         client = self.connect("snapshots")
-        retrying(
+        persistently(
             lambda: client.download(path, file, fragment.snapshot_bytes),
             stop=self.courier.stop,
             what="downloading the snapshot",
@@ -184,7 +190,7 @@ class Engine:
         while True:
             version = self.machine.replicas[0].version
             path = f"{m.API}/runs/{self.info.run_id}/entries?fragment=0&after={version}&wait_s=0"
-            data = retrying(lambda p=path: client.fetch(p), stop=self.courier.stop, what="catching up")
+            data = persistently(lambda p=path: client.fetch(p), stop=self.courier.stop, what="catching up")
             if not data:
                 return
             for frame in split_frames(data, "entry"):
@@ -274,7 +280,7 @@ class Engine:
             raise error
         self.leases.put_back(self.machine.discard(0, self.state.theta))
         self.state.scatter()
-        self.reset_moments()
+        self.moments_are_void = True
 
     def _wait_for_entry(self) -> bool:
         """Wait for the entry of the push just made, while that is cheaper than going on without it."""
@@ -337,27 +343,26 @@ class Engine:
             self._send(client, "report", self.report(final=final))
             incarnation = self.machine.place.incarnation
             self._send(
-                client, "detach", m.DetachRequest(incarnation=incarnation, reason=reason, detail=detail)  # type: ignore[arg-type]
+                client,
+                "detach",
+                m.DetachRequest(incarnation=incarnation, reason=reason, detail=detail),  # type: ignore[arg-type]
             )
         finally:
             client.close()
             self.courier.close()
 
     def _send(self, client: HubClient, what: str, message: msgspec.Struct) -> None:
-        retrying(lambda: post(client, self.info.run_id, what, message), stop=self.courier.stop, what=what)
+        persistently(lambda: post(client, self.info.run_id, what, message), stop=self.courier.stop, what=what)
 
     # ---- evaluation and reports
 
     def _evaluate(self, version: int, *, final: bool) -> None:
-        """Held-out loss of the base at this version."""
+        """Held-out loss of the base at this version. theta is gathered (or equal to the model) when this is called."""
         if self.evaluate is None:
             return
-        with self.meter.communicating(), self.meter.evaluating():
-            restore = self.state.stash()
-            self.state.theta[:] = self.machine.replicas[0].base
-            self.state.scatter()
+        base = self.machine.replicas[0].base
+        with self.meter.communicating(), self.meter.evaluating(), self.state.holding(base):
             loss, samples = self.evaluate()
-            restore()
         self._evaluations.put(
             m.EvaluationRequest(
                 incarnation=self.machine.place.incarnation, version=version, loss=loss, samples=samples, final=final

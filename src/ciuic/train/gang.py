@@ -1,6 +1,7 @@
 """The ranks of one node: rank 0 decides, the others follow. With one rank nothing is sent."""
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,6 +9,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 _STATUS = ("work", "again", "end")
+_PRECISION = 1 << 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What happens at a step boundary."""
+
+    status: str = "again"
+    """work: samples are leased; again: go on; end: the loop is over."""
+    changed: bool = False
+    """New parameters follow."""
+    void_moments: bool = False
+    """The inner optimizer starts afresh."""
+    progress: float = 0.0
+    """Of the whole run, 0..1."""
 
 
 class Gang:
@@ -38,13 +54,20 @@ class Gang:
         dist.all_reduce(tensor, group=self._group)
         return int(tensor)
 
-    def decision(self, status: str, changed: bool) -> tuple[str, bool]:
-        """Rank 0's status and whether new parameters follow."""
+    def decision(self, mine: Decision) -> Decision:
+        """Rank 0's decision, on every rank."""
         if self.size == 1:
-            return status, changed
-        tensor = torch.tensor([_STATUS.index(status), int(changed)])
+            return mine
+        numbers = [_STATUS.index(mine.status), mine.changed, mine.void_moments, int(mine.progress * _PRECISION)]
+        tensor = torch.tensor(numbers, dtype=torch.int64)
         dist.broadcast(tensor, src=0, group=self._group)
-        return _STATUS[int(tensor[0])], bool(tensor[1])
+        status, changed, void_moments, progress = tensor.tolist()
+        return Decision(
+            status=_STATUS[status],
+            changed=bool(changed),
+            void_moments=bool(void_moments),
+            progress=progress / _PRECISION,
+        )
 
     def numbers(self, values: Tensor | None) -> Tensor:
         """Rank 0's integers [n], on every rank."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from ciuic.ledger.intervals import Range
 from ciuic.net import messages as m
-from ciuic.net.client import HubClient, retrying
-from ciuic.train.courier import post
+from ciuic.net.client import HubClient
+from ciuic.train.courier import persistently, post
 
 ASK_AGAIN_S = 0.25
 """How long to wait when the hub has nothing free but the run is not complete."""
@@ -83,11 +83,11 @@ class Leases:
                 if enough:
                     self._changed.wait(0.5)
                     continue
-            request = m.LeaseRequest(
-                incarnation=self._incarnation, count=self._chunk, request_id=self._request_id + 1
-            )
-            reply: m.LeaseReply = retrying(
-                lambda r=request: post(client, self._run_id, "lease", r, m.LeaseReply), stop=stop, what="leasing samples"
+            request = m.LeaseRequest(incarnation=self._incarnation, count=self._chunk, request_id=self._request_id + 1)
+            reply: m.LeaseReply = persistently(
+                lambda r=request: post(client, self._run_id, "lease", r, m.LeaseReply),
+                stop=stop,
+                what="leasing samples",
             )
             self._take_reply(reply)
             self.cpu_s = time.thread_time()

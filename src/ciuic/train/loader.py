@@ -4,7 +4,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -62,35 +62,45 @@ class LeasedBatches(Sampler[list[int]]):
             yield [int(index) for index in np.asarray(indices)]
 
 
+class LeaseSource(Protocol):
+    """Where leased samples come from and what becomes of batches; a Run is one."""
+
+    def take(self) -> Tensor:
+        """Sample numbers of the next batch of the whole node; none when nothing is leased now."""
+        ...
+
+    def wait(self) -> bool:
+        """Block until samples are leased; False: the end."""
+        ...
+
+    def took(self, ranges: list[Range], tokens: int, data_s: float) -> None:
+        """A batch goes to the training loop; loading it took so long."""
+        ...
+
+    def finish(self) -> None:
+        """The last batch was trained."""
+        ...
+
+
 class LeasedLoader:
     """What `run.prepare` returns for a DataLoader. Iterating trains the run to its end (all epochs)."""
 
-    def __init__(
-        self,
-        loader: "DataLoader[Any]",
-        *,
-        take: Callable[[], Tensor],
-        wait: Callable[[], bool],
-        took: Callable[[list[Range], int, float], None],
-        finish: Callable[[], None],
-        place: tuple[int, int],
-        seed: int,
-    ) -> None:
-        """`wait()` blocks until samples are leased (False: the end); `took(ranges, tokens, data_s)` counts a batch."""
-        self.loader, self._wait, self._took, self._finish = loader, wait, took, finish
+    def __init__(self, loader: "DataLoader[Any]", source: "LeaseSource", *, place: tuple[int, int], seed: int) -> None:
+        """`place` = (rank, ranks)."""
+        self.loader, self._source = loader, source
         size = dataset_samples(loader)
         order = Permutation(size, seed) if size else None
-        self.batches = LeasedBatches(take, order, place)
+        self.batches = LeasedBatches(source.take, order, place)
         self._inner = _rebuild(loader, self.batches)
         self._finished = False
 
     def __iter__(self) -> Iterator[Any]:
         if self._finished:
             return
-        while self._wait():
+        while self._source.wait():
             yield from self._run_of_batches()
         self._finished = True
-        self._finish()
+        self._source.finish()
 
     def _run_of_batches(self) -> Iterator[Any]:
         source = iter(self._inner)
@@ -100,7 +110,7 @@ class LeasedLoader:
                 batch = next(source)
             except StopIteration:
                 return
-            self._took(self.batches.taken.popleft(), count_tokens(batch), time.perf_counter() - began)
+            self._source.took(self.batches.taken.popleft(), count_tokens(batch), time.perf_counter() - began)
             yield batch
 
     @property

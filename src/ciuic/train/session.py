@@ -21,7 +21,7 @@ from ciuic.errors import TrainingLoopError
 from ciuic.job import Job
 from ciuic.ledger.intervals import Range
 from ciuic.train.engine import DataFacts, Engine
-from ciuic.train.gang import Gang
+from ciuic.train.gang import Decision, Gang
 from ciuic.train.loader import LeasedLoader, check_loader, dataset_samples, to_numbers
 from ciuic.train.meter import Meter
 from ciuic.train.runfile import RunFile, read_run_file
@@ -51,6 +51,7 @@ class Run:
         self._meter = Meter()
         self._engine: Engine | None = None
         self._state: ModelState | None = None
+        self._optimizer: Optimizer | None = None
         self._evaluate: Callable[[], tuple[float, int]] | None = None
         self._taken: list[tuple[list[Range], int]] = []
         self._batch_of_node = 1
@@ -72,24 +73,16 @@ class Run:
         loader = check_loader(loader)
         _check_optimizer(model, optimizer)
         where = self.device if next(model.parameters()).device.type == "cuda" else torch.device("cpu")
-        self._state = ModelState(model, where)
+        self._state, self._optimizer = ModelState(model, where), optimizer
         self._batch_of_node = int(loader.batch_size or 1) * self.world_size
         self._install_drain()
         atexit.register(self.close)
         if self.rank == 0:
-            self._attach(loader, optimizer, data_digest)
+            self._attach(loader, data_digest)
         model = self._gang.wrap(model, self.device)  # also gives every rank rank 0's parameters
         optimizer.register_step_post_hook(lambda *_: self._after_step())
-        leased = LeasedLoader(
-            loader,
-            take=self._take,
-            wait=self._wait_for_work,
-            took=self._took,
-            finish=self._finish,
-            place=(self.rank, self.world_size),
-            seed=self.job.train.seed,
-        )
-        return model, optimizer, leased
+        place, seed = (self.rank, self.world_size), self.job.train.seed
+        return model, optimizer, LeasedLoader(loader, _Source(self), place=place, seed=seed)
 
     def on_evaluate(self, evaluate: Callable[[], tuple[float, int]]) -> None:
         """Register what returns (mean held-out loss, samples). It is called with the base loaded in the model."""
@@ -117,7 +110,7 @@ class Run:
 
     # ---- inside
 
-    def _attach(self, loader: "DataLoader[Any]", optimizer: Optimizer, data_digest: str) -> None:
+    def _attach(self, loader: "DataLoader[Any]", data_digest: str) -> None:
         facts = DataFacts(samples=dataset_samples(loader), digest=data_digest, samples_per_step=self._batch_of_node)
         if self._state is None:
             raise TrainingLoopError("run.prepare has not been called")
@@ -127,17 +120,10 @@ class Run:
             meter=self._meter,
             data=facts,
             connect=self._info.connect,
-            reset_moments=lambda: optimizer.state.clear(),
             evaluate=self._evaluate,
         )
         engine.attach()
-        self._engine = engine
-        self._set_progress()
-
-    def _set_progress(self) -> None:
-        engine = self._engine
-        if engine is not None and engine.total_samples:
-            self._progress = engine.samples_committed / engine.total_samples
+        self._engine, self._progress = engine, engine.progress
 
     def _took(self, ranges: list[Range], tokens: int, data_s: float) -> None:
         self._meter.data_s += data_s
@@ -162,17 +148,21 @@ class Run:
             self._engine.stepped(max(1, tokens), ranges)
 
     def _follow(self, status: str, changed: bool) -> str:
-        """Rank 0's decision, and its parameters when they changed."""
-        status, changed = self._gang.decision(status, changed)
-        if changed and self._state is not None and self.world_size > 1:
+        """Rank 0's decision; its parameters when they changed."""
+        engine = self._engine
+        void, progress = False, self._progress
+        if engine is not None:
+            void, engine.moments_are_void = engine.moments_are_void, False
+            progress = engine.progress
+        decision = self._gang.decision(Decision(status=status, changed=changed, void_moments=void, progress=progress))
+        if decision.changed and self._state is not None and self.world_size > 1:
             self._gang.share(self._state.flat)
             if self.rank:
                 self._state.scatter()
-        self._set_progress()
-        if self.world_size > 1:
-            numbers = torch.tensor([int(self._progress * 1_000_000)]) if self.rank == 0 else None
-            self._progress = int(self._gang.numbers(numbers)[0]) / 1_000_000
-        return status
+        if decision.void_moments and self._optimizer is not None:
+            self._optimizer.state.clear()
+        self._progress = decision.progress
+        return decision.status
 
     def _take(self) -> Tensor:
         """Sample numbers of the next batch of this node; none: nothing is leased now (or it drains)."""
@@ -197,7 +187,7 @@ class Run:
                 status = self._follow(status, changed)
                 if status != "again":
                     break
-        if status == "work":
+        if status == "work" and self._meter.steps:
             self._meter.stalled(time.perf_counter() - began)
         self._meter.boundary()
         return status == "work"
@@ -216,6 +206,13 @@ class Run:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
         signal.signal(signal.SIGTERM, drain)
+
+
+class _Source:
+    """The loader's way into a run."""
+
+    def __init__(self, run: Run) -> None:
+        self.take, self.wait, self.took, self.finish = run._take, run._wait_for_work, run._took, run._finish
 
 
 def _choose_device() -> torch.device:

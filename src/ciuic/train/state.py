@@ -1,7 +1,8 @@
 """Between a torch model and the ledger's flat vectors: the layout of a model, gather, scatter."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,16 +55,17 @@ class ModelState:
         """theta -> model."""
         torch._foreach_copy_(self._live, self._views)
 
-    def stash(self) -> Callable[[], None]:
-        """Remember the model as it is now; the returned function puts it back (and theta too)."""
-        saved = [tensor.clone() for tensor in self._live]
-
-        def restore() -> None:
-            with torch.no_grad():
-                torch._foreach_copy_(self._live, saved)
-            self.gather()
-
-        return restore
+    @contextmanager
+    def holding(self, values: Any) -> Iterator[None]:
+        """The model holds these values [element_count] meanwhile, then theta again (which must be up to date)."""
+        saved = self._flat.clone()
+        self.theta[:] = values
+        self.scatter()
+        try:
+            yield
+        finally:
+            self._flat.copy_(saved)
+            self.scatter()
 
     @property
     def flat(self) -> Tensor:

@@ -35,8 +35,8 @@ def _become(command: list[str]) -> None:
 
 
 def _train(info: RunFile) -> None:
-    from ciuic.train.session import Run  # noqa: PLC0415  torch is imported only when this process trains
-    from ciuic.train.trainer import train  # noqa: PLC0415
+    from ciuic.train.session import Run
+    from ciuic.train.trainer import train
 
     run = Run(info)
     try:

@@ -109,5 +109,8 @@ class Protocol(RuleBasedStateMachine):
 
 TestProtocol = Protocol.TestCase
 TestProtocol.settings = settings(
-    max_examples=int(os.environ.get("CIUIC_EXAMPLES", "100")), stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=int(os.environ.get("CIUIC_EXAMPLES", "100")),
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
