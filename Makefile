@@ -1,0 +1,66 @@
+# One word per chore. Each makes .venv when it is missing and installs from pyproject.toml and constraints.txt.
+#   make demo      train a small DeepSeek over three emulated continents
+#   make test      lint, build the documentation, run every test
+#   make lint | format | docs | bench | soak | install | clean
+
+PYTHON ?= python3
+WORKERS ?= 2
+SOAK_RUNS ?= 20
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+SOURCES := src tests $(wildcard examples) $(wildcard benchmarks)
+
+.PHONY: install demo test lint format docs bench soak clean browser
+
+install: $(STAMP)
+
+# pip knows dependency groups since 25.1, which is newer than the pip of many Pythons: so it is upgraded first.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "ciuic needs Python 3.11 or newer; try: make $(firstword $(MAKECMDGOALS)) PYTHON=python3.12"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --editable . --group dev --constraint constraints.txt
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/ciuic demo
+
+# Tests marked `alone` measure time or use every core, so nothing runs beside them.
+test: lint docs browser
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not alone"
+	$(BIN)/python -m pytest -m alone
+
+browser:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
+		echo "NOTE: chromium or chromedriver is missing: the live page's browser test will be skipped."; \
+		echo "      Debian and Ubuntu: apt-get install chromium chromium-driver"; }
+
+lint: $(STAMP)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ty check --python .venv
+	$(BIN)/lint-imports
+	$(BIN)/deptry src
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+# The demo kills and restarts a node; here it does so again and again with other seeds until one run fails.
+soak: $(STAMP)
+	@for seed in $$(seq 1 $(SOAK_RUNS)); do \
+		echo "soak: run $$seed of $(SOAK_RUNS)"; \
+		$(BIN)/ciuic demo --quick --seed $$seed --folder soak/$$seed || exit 1; \
+	done
+
+clean:
+	rm -rf .venv site demo bench soak dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,147 @@
+"""`ciuic node`: join a network, check this machine, leave; and `ciuic nodes`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ciuic.cli.output import Grid, JsonOption, print_grid, print_json, print_line
+from ciuic.cli.profile import ciuic_home, operator_client
+from ciuic.errors import CheckFailedError, TokenError, UsageError
+
+app = typer.Typer(help="Make this machine a node.")
+
+MAX_TOKEN_BYTES = 8192
+
+HomeOption = Annotated[Path | None, typer.Option(help="Folder for everything the node keeps [CIUIC_HOME].")]
+
+
+@app.command("join")
+def join(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The hub, for example https://hub.example:8443.")],
+    location: Annotated[str, typer.Option(help="Where this node is, a name like us-west.")],
+    token: Annotated[
+        str,
+        typer.Option(help="The join token. Other users of this machine can see it here: rather use CIUIC_TOKEN."),
+    ] = "",
+    token_file: Annotated[Path | None, typer.Option(help="A file that holds the join token.")] = None,
+    claim: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=NUMBER", help="What this node has, like gpu=8 (repeatable).")
+    ] = None,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Let jobs run their own code here.")] = False,
+    home: HomeOption = None,
+) -> int:
+    """Join a network and stay as its agent.
+
+    The agent runs in the foreground and dials out; nothing listens. Without a token it comes back as the node that it
+    was before.
+    """
+    claimed, found_token = parse_claims(claim or []), read_token(token, token_file)
+    from ciuic.cli.log import log_to_stderr
+    from ciuic.node.agent import run_agent
+    from ciuic.node.config import AgentConfig
+
+    config = AgentConfig(
+        url=url,
+        location=location,
+        token=found_token or None,
+        claimed=claimed,
+        allow_code=allow_code,
+        home=ciuic_home(home),
+    )
+    log_to_stderr()
+    return run_agent(config)
+
+
+def read_token(token: str, token_file: Path | None) -> str:
+    """The token from the option, the file or $CIUIC_TOKEN, in this order; "" when there is none."""
+    if token and token_file is not None:
+        raise UsageError("--token and --token-file were both given", next="give one of them")
+    if token_file is None:
+        return (token or os.environ.get("CIUIC_TOKEN", "")).strip()
+    try:
+        with token_file.open("rb") as file:
+            text = file.read(MAX_TOKEN_BYTES).decode("ascii").strip()
+    except OSError as error:
+        raise UsageError(f"{token_file} cannot be read", cause=(error.strerror or str(error)).lower()) from error
+    except UnicodeDecodeError:
+        text = ""
+    if not text:
+        raise TokenError(f"{token_file} does not hold a token", next="write the line of `ciuic hub token create` to it")
+    return text
+
+
+def parse_claims(claims: list[str]) -> dict[str, float]:
+    """`["gpu=8", "bandwidth_gbit_s=10"]` as numbers by name. Raises UsageError naming the one that is not."""
+    found: dict[str, float] = {}
+    for claim in claims:
+        name, separator, number = claim.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if not separator or not name.strip().isidentifier() or not 0 <= value < float("inf"):
+            raise UsageError(f"{claim!r} is not a claim", next="write for example --claim gpu=8")
+        found[name.strip()] = value
+    return found
+
+
+@app.command("check")
+def check(
+    url: Annotated[str, typer.Argument(metavar="[URL]", help="The hub; left out: the one that this machine has joined.")] = "",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Check this machine and its way to the hub.
+
+    Without URL the hub that this machine has joined is checked.
+    """
+    from ciuic.node.check import run_checks
+
+    results = run_checks(url or None, ciuic_home(home))
+    failed = [result.name for result in results if not result.ok]
+    if as_json:  # one document: the results say what failed
+        print_json(results)
+        return CheckFailedError.exit_code if failed else 0
+    rows = [(check.name, "ok" if check.ok else "FAILED", check.detail, check.next) for check in results]
+    print_grid(Grid(columns=("check", "", "found", "next"), rows=rows))
+    if failed:
+        raise CheckFailedError(
+            f"this machine cannot take part yet: {', '.join(failed)}", next="put right what the table says"
+        )
+    return 0
+
+
+@app.command("leave")
+def leave(
+    location: Annotated[str, typer.Option(help="Which node, when this machine has several.")] = "",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take this machine's node out of its network.
+
+    A running agent lets its worker finish the step and push. The identity stays: `ciuic node join` comes back with it.
+    """
+    from ciuic.cli.leaving import leave_network
+
+    node_id = leave_network(ciuic_home(home), location).node_id
+    if as_json:
+        print_json({"node_id": node_id, "state": "left"})
+    else:
+        print_line(f"{node_id} has left")
+
+
+def nodes(as_json: JsonOption = False) -> None:
+    """List the nodes of the network.
+
+    What each claims, what was measured, what it does.
+    """
+    from ciuic.cli import views
+    from ciuic.net.messages import NodeInfo
+
+    found = operator_client().call("GET", "/v1/nodes", None, list[NodeInfo])
+    if as_json:
+        print_json(found)
+    else:
+        print_grid(views.nodes_grid(found))

@@ -1,0 +1,157 @@
+"""Tables and lines about nodes and runs, made from the hub's messages. Nothing here prints."""
+
+import time
+from collections.abc import Iterable
+
+from ciuic.cli.output import Grid, clean
+from ciuic.net.messages import Event, HubInfo, LogLine, NodeInfo, NodeInRun, RunInfo
+from ciuic.units import format_bytes, format_count, format_duration, format_rate
+
+ENDED = ("finished", "stopped", "failed")
+
+
+class LogRecord(LogLine):
+    """One line of `GET /v1/runs/{run}/logs`."""
+
+    id: int
+    node_id: str
+
+
+def nodes_grid(nodes: Iterable[NodeInfo]) -> Grid:
+    """All nodes of a network: what they claim beside what was measured."""
+    columns = ("node", "location", "state", "run", "claimed", "up", "down", "round trip", "last seen")
+    return Grid(
+        columns=columns,
+        rows=[_node_row(node) for node in nodes],
+        empty="no nodes yet: make a token with `ciuic hub token create`, then `ciuic node join` on each machine",
+    )
+
+
+def _node_row(node: NodeInfo) -> tuple[str, ...]:
+    measured = node.measured
+    return (
+        node.node_id,
+        node.location,
+        node.state,
+        node.run_id or "-",
+        ", ".join(f"{key} {value:g}" for key, value in sorted(node.claimed.items())) or "-",
+        format_rate(measured["up_bits_per_s"]) if "up_bits_per_s" in measured else "-",
+        format_rate(measured["down_bits_per_s"]) if "down_bits_per_s" in measured else "-",
+        format_duration(measured["rtt_s"]) if "rtt_s" in measured else "-",
+        "not since the hub started" if node.last_seen_s is None else f"{format_duration(node.last_seen_s)} ago",
+    )
+
+
+def runs_grid(runs: Iterable[RunInfo], now: float) -> Grid:
+    """All runs, the newest first. `now`: seconds since 1970."""
+    newest_first = sorted(runs, key=lambda run: run.created_at, reverse=True)
+    return Grid(
+        columns=("run", "name", "state", "progress", "version", "nodes", "loss", "age"),
+        rows=[_run_row(run, now) for run in newest_first],
+        empty="no runs yet: submit one with `ciuic run job.toml`",
+    )
+
+
+def _run_row(run: RunInfo, now: float) -> tuple[str, ...]:
+    return (
+        run.run_id,
+        run.name,
+        run.state,
+        f"{run.progress:.0%}",
+        _versions(run),
+        str(sum(node.state != "gone" for node in run.nodes)),
+        _held_out_loss(run),
+        format_duration(max(0.0, now - run.created_at)),
+    )
+
+
+def run_nodes_grid(run: RunInfo) -> Grid:
+    """The nodes of one run: how far each is and where its time goes."""
+    columns = ("node", "state", "step", "loss", "base", "pushes merged", "tokens/s", "communication", "longest stall")
+    rows = [_run_node_row(node) for node in run.nodes]
+    return Grid(columns=columns, rows=rows, empty="no node has taken this run yet")
+
+
+def _run_node_row(node: NodeInRun) -> tuple[str, ...]:
+    return (
+        node.node_id,
+        node.state,
+        str(node.step),
+        "-" if node.loss is None else f"{node.loss:.3f}",
+        f"{node.base_version} (-{node.staleness})" if node.staleness else str(node.base_version),
+        f"{node.pushes_merged} of {node.pushes_accepted + node.pushes_rejected}",
+        format_count(node.tokens / node.wall_s) if node.wall_s > 0 else "-",
+        f"{node.communication_s / node.wall_s:.1%}" if node.wall_s > 0 else "-",
+        format_duration(node.longest_stall_s),
+    )
+
+
+def run_facts(run: RunInfo, now: float) -> list[tuple[str, str]]:
+    """One run in a few lines."""
+    facts = [
+        ("run", f"{run.run_id} ({run.name})"),
+        ("state", f"{run.state}: {run.reason}" if run.reason else run.state),
+        ("progress", f"{run.progress:.0%}, {_samples(run)}"),
+        ("version", _versions(run)),
+        ("held-out loss", _held_out_loss(run)),
+        ("updates", f"{format_bytes(run.push_bytes)} pushed, {format_bytes(run.entry_bytes)} in the ledger"),
+    ]
+    if run.parameters:
+        facts.insert(3, ("parameters", format_count(run.parameters)))
+    if run.started_at is not None:
+        facts.append(("training for", format_duration(max(0.0, (run.ended_at or now) - run.started_at))))
+    if run.loss_consistent is not None:
+        verdict = "equal loss and base on all nodes" if run.loss_consistent else "nodes DIFFER in loss or base"
+        facts.append(("consistency", verdict))
+    return facts
+
+
+def hub_facts(hub: HubInfo, now: float) -> list[tuple[str, str]]:
+    """A hub in a few lines."""
+    return [
+        ("hub", hub.url),
+        ("version", hub.version),
+        ("up for", format_duration(max(0.0, now - hub.started_at))),
+        ("disk free", format_bytes(hub.disk_free_bytes)),
+    ]
+
+
+def progress_line(run: RunInfo) -> str:
+    """One run as one line, for logs and pipes."""
+    present = sum(node.state not in ("gone", "done") for node in run.nodes)
+    return (
+        f"{run.run_id} {run.state} {run.progress:.0%} version {_versions(run)} "
+        f"held-out loss {_held_out_loss(run)} nodes {present}"
+    )
+
+
+def log_text(line: LogRecord) -> str:
+    """One log line: `us-west/0 | text`; what the agent itself says is marked."""
+    who = "agent" if line.stream == "agent" else str(line.rank)
+    return clean(f"{line.node_id}/{who} | {line.text}")
+
+
+def event_text(event: Event) -> str:
+    """One event: local time, kind, what it is about, text."""
+    when = time.strftime("%H:%M:%S", time.localtime(event.time))
+    about = " ".join(name for name in (event.run_id, event.node_id) if name)
+    return clean(f"{when} {event.kind:<18} {about:<24} {event.text}").rstrip()
+
+
+def _versions(run: RunInfo) -> str:
+    return "/".join(str(version) for version in run.versions) or "-"
+
+
+def _held_out_loss(run: RunInfo) -> str:
+    """The latest one, with the first beside it."""
+    if not run.evaluations:
+        return "-"
+    first, last = run.evaluations[0].loss, run.evaluations[-1].loss
+    return f"{last:.3f}" if len(run.evaluations) == 1 else f"{first:.3f} -> {last:.3f}"
+
+
+def _samples(run: RunInfo) -> str:
+    counts = run.samples
+    line = f"{counts.committed} of {counts.total} samples"
+    extras = [f"{count} {what}" for count, what in ((counts.duplicated, "twice"), (counts.lost, "lost")) if count]
+    return f"{line} ({', '.join(extras)})" if extras else line
