@@ -1,0 +1,1 @@
+"""Emulated links, the demo and its report."""
