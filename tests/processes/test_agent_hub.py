@@ -21,7 +21,7 @@ def hub(tmp_path: Path) -> Iterator[HubProcess]:
 @pytest.fixture
 def agent(hub: HubProcess, tmp_path: Path) -> Iterator[AgentProcess]:
     process = AgentProcess(hub, tmp_path / "node", token=hub.token(), claimed={"gpu": 8.0})
-    eventually(lambda: _state(hub) == "idle")
+    eventually(lambda: "us-west" in (nodes := hub.nodes()) and nodes["us-west"].facts)  # its first heartbeat
     yield process
     process.close()
 

@@ -19,6 +19,7 @@ from ciuic.errors import (
     UsageError,
 )
 from ciuic.net.client import HubClient, retrying
+from ciuic.net.connection import INTERRUPTED
 from ciuic.net.messages import LogRequest, Ok
 from ciuic.net.probe import Health, measure
 
@@ -309,6 +310,26 @@ def test_a_long_poll_can_be_ended_from_another_thread(hub: SmallHub, client: Hub
     threading.Thread(target=lambda: waiting.wait(20) and client.interrupt()).start()
     with pytest.raises(UnreachableError):
         client.fetch("/wait", timeout_s=20)
+    release.set()
+
+
+def test_a_long_poll_on_a_kept_alive_connection_is_not_sent_again_when_it_is_ended(
+    hub: SmallHub, client: HubClient
+) -> None:
+    client.call("POST", "/v1/node/logs", LogRequest(run_id="r", lines=[]), Ok)
+    waiting, release = threading.Semaphore(0), threading.Event()
+
+    def hold(handler: BaseHTTPRequestHandler) -> bool:
+        waiting.release()
+        release.wait(20)
+        return True
+
+    hub.misbehave = hold
+    threading.Thread(target=lambda: waiting.acquire(timeout=20) and client.interrupt()).start()
+    with pytest.raises(UnreachableError) as refused:
+        client.fetch("/wait", timeout_s=20)
+    assert refused.value.cause == INTERRUPTED
+    assert not waiting.acquire(blocking=False)
     release.set()
 
 

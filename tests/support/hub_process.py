@@ -44,7 +44,7 @@ sys.exit(serve(HubConfig(home=home, host="127.0.0.1", port=port, **settings)))
 READY_S = 60.0
 
 
-def eventually(what: Callable[[], T], *, within_s: float = 20.0, every_s: float = 0.05) -> T:
+def eventually(what: Callable[[], T | None], *, within_s: float = 20.0, every_s: float = 0.05) -> T:
     """The first true value of `what`; fails when none comes in time."""
     until = time.monotonic() + within_s
     while True:
@@ -89,6 +89,7 @@ class HubProcess:
         except queue.Empty:
             raise AssertionError(f"the hub is not ready: {self.stderr.read_text()}") from None
         if not self.ready_line.startswith("hub ready at "):
+            self.process.wait(timeout=30)
             raise AssertionError(f"the hub did not start: {self.ready_line!r} {self.stderr.read_text()}")
         self.port = int(self.url.rsplit(":", 1)[1])
 

@@ -135,7 +135,7 @@ class World:
         return [node.node_id for node in self.state.queue.members(run_id)]
 
 
-def eventually(what: Callable[[], T], *, within_s: float = 10.0) -> T:
+def eventually(what: Callable[[], T | None], *, within_s: float = 10.0) -> T:
     """The first true value of `what`, which another thread brings about."""
     until = time.monotonic() + within_s
     while not (value := what()):

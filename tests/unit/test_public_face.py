@@ -36,6 +36,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         ciuic.jion  # noqa: B018  # ty: ignore[unresolved-attribute]
 
 
+def test_join_outside_of_a_run_says_how_to_get_into_one(tmp_path: Path) -> None:
+    code = (
+        "import ciuic, ciuic.torch; from ciuic.errors import NotInRunError\n"
+        "assert ciuic.join is ciuic.torch.join and ciuic.Run is ciuic.torch.Run\n"
+        "try: ciuic.join()\n"
+        "except NotInRunError as error: print(error.code)"
+    )
+    done = python("-c", code, folder=tmp_path)
+    assert done.stdout.strip() == "CIUIC-105", done.stderr
+
+
 def test_a_script_inside_the_package_with_safe_path_finds_the_real_torch() -> None:
     code = "import importlib.util, ciuic; print(importlib.util.find_spec('torch').origin)"
     done = python("-P", "-c", code, folder=PACKAGE)

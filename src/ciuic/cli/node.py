@@ -89,7 +89,7 @@ def parse_claims(claims: list[str]) -> dict[str, float]:
 
 @app.command("check")
 def check(
-    url: Annotated[str, typer.Argument(metavar="[URL]", help="The hub; left out: the one that this machine has joined.")] = "",
+    url: Annotated[str, typer.Argument(metavar="[URL]", help="The hub; by default the one joined.")] = "",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> int:

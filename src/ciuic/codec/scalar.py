@@ -93,8 +93,8 @@ class OneBitCodec:
     def decode(self, payload: Bytes, blocks: BlockTable, out: Float) -> None:
         packed_bytes = (blocks.element_count + 7) // 8
         out[:] = np.repeat(bf16_decode(as_uint16(payload[packed_bytes:])), blocks.lengths)
-        positive = np.unpackbits(payload[:packed_bytes], count=blocks.element_count, bitorder="little")
-        np.negative(out, out=out, where=positive == 0)
+        negative = np.unpackbits(~payload[:packed_bytes], count=blocks.element_count, bitorder="little")
+        out.view(np.uint32)[:] ^= negative.astype(np.uint32) << np.uint32(31)
 
 
 class IntegerCodec:
@@ -127,7 +127,8 @@ class IntegerCodec:
     def decode(self, payload: Bytes, blocks: BlockTable, out: Float) -> None:
         packed_bytes = (blocks.element_count * self.bits + 7) // 8
         out[:] = np.repeat(bf16_decode(as_uint16(payload[packed_bytes:])), blocks.lengths)
-        out *= self._unpack(payload[:packed_bytes], blocks.element_count)
+        with np.errstate(over="ignore", invalid="ignore"):  # damaged scales; the caller looks for non-finite values
+            out *= self._unpack(payload[:packed_bytes], blocks.element_count)
 
     def scale_limit(self) -> np.float32:
         """Scales stay below this, so that levels x scale is finite even after rounding the scale up to bfloat16."""

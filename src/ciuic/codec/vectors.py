@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from ciuic.codec.payload import FragmentCodec, FragmentShape
 
+LARGEST = 2.0**100
+"""Magnitudes beyond this count as not finite: a few sums or one product of such values would be infinite."""
+
 Vector = Any
 """An fp32 vector of the back end: numpy.ndarray or torch.Tensor, [n]."""
 
@@ -37,7 +40,7 @@ class Vectors(Protocol):
     def to_host(self, values: Vector) -> NDArray[np.float32]: ...
 
     def first_non_finite(self, values: Vector) -> int | None:
-        """Index of the first infinity or NaN, or None."""
+        """Index of the first infinity, NaN or value beyond LARGEST, or None."""
         ...
 
     def codec(self, name: str, shape: FragmentShape) -> VectorCodec: ...
@@ -66,12 +69,13 @@ class NumpyVectors:
 
 
 def first_non_finite(values: NDArray[np.float32]) -> int | None:
-    """Index of the first infinity or NaN of [n], or None. The common case costs one dot product.
+    """Index of the first infinity, NaN or value beyond LARGEST of [n], or None. The common case costs one dot product.
 
-    A finite sum of squares proves that all are finite; an overflow of large finite values is then told apart.
+    A finite sum of squares proves that all are below LARGEST; a larger sum is then looked at value by value.
     """
-    if np.isfinite(np.dot(values, values)):
-        return None
-    bad = ~np.isfinite(values)
-    index = int(np.argmax(bad)) if len(bad) else 0
-    return index if len(bad) and bad[index] else None
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.dot(values, values)):
+            return None
+        bad = ~(np.abs(values) <= LARGEST)
+    index = int(np.argmax(bad))
+    return index if bad[index] else None

@@ -1,8 +1,8 @@
-"""Why a push is refused, before it is stored."""
+"""Why a push or the first parameters are refused, before they are stored."""
 
-from ciuic.errors import LayoutMismatchError, NonFiniteError
+from ciuic.errors import LayoutMismatchError, NonFiniteError, ProtocolError
 from ciuic.ledger.aggregate import Aggregator
-from ciuic.ledger.entry import Push, RejectReason
+from ciuic.ledger.entry import Push, RejectReason, Snapshot, base_digest
 
 
 def refusal(
@@ -24,3 +24,14 @@ def refusal(
     except LayoutMismatchError as error:
         return "wrong-layout", str(error)
     return None
+
+
+def check_version_0(aggregator: Aggregator, snapshot: Snapshot) -> None:
+    """Raises ProtocolError when these parameters cannot be where a run starts."""
+    header = snapshot.header
+    if (header.layout_digest, header.parts) != (aggregator.layout.digest, ("base",)):
+        raise LayoutMismatchError("the uploaded parameters are for another layout")
+    aggregator.check_counters(header.counters, "the upload")
+    aggregator.check_finite(snapshot.vectors["base"], "the upload")
+    if base_digest(snapshot.vectors["base"], header.counters) != header.digest:
+        raise ProtocolError("the uploaded parameters have another digest than their header says")

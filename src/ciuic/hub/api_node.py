@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from ciuic.hub.auth import NODES
 from ciuic.hub.endpoints import MIB, Call, Desk, reply
-from ciuic.hub.events import node_topic
+from ciuic.hub.events import ANYTHING, node_topic
 from ciuic.hub.state import Desired
 from ciuic.net.messages import (
     Assignment,
@@ -79,6 +79,7 @@ class NodeApi:
         request = decode(call.body, HeartbeatRequest)
         node_id, board = call.name, self._hub.board
         await self._desk.short(self._hub.beat, node_id, request)
+        board.notify(ANYTHING)  # when it was last heard is shown to people
         began_s = time.monotonic()
         while True:
             seen = board.seen(node_topic(node_id))

@@ -56,6 +56,8 @@ from ciuic.net.tls import Authority
 
 T = TypeVar("T")
 
+TRAINING_BEGAN = "run.training"
+"""The line with which a ledger tells that enough workers are there."""
 _log = structlog.get_logger("ciuic.hub")
 
 
@@ -95,6 +97,7 @@ class Hub:
         self._state = HubState(epoch=store.epoch(), nodes=store.nodes(), runs=store.runs(), grace_s=config.grace_s)
         self._lock = threading.RLock()
         self._pending = Effects()
+        self._complaints: dict[str, str] = {}
         self._errands = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hub-errands")
         self._change(self._state.start)
         for run_id in store.runs_without_info():
@@ -168,9 +171,8 @@ class Hub:
         self._change(lambda now, out: self._state.evict(now, node_id, by, out))
 
     def node(self, node_id: str) -> Node | None:
-        """The node's row, for checking a certificate."""
-        with self._lock:
-            return self._state.nodes.get(node_id)
+        """The node's row, for checking a certificate. Without the lock: the event loop must not wait for a disk."""
+        return self._state.nodes.get(node_id)
 
     def node_infos(self) -> list[NodeInfo]:
         """Every node, in order of joining."""
@@ -247,8 +249,9 @@ class Hub:
         """Let time pass for nodes and queue; returns the runs whose ledgers want a tick."""
         try:
             self._change(self._state.tick)
+            self._complaints.pop("", None)
         except StorageError as error:
-            _log.error("state not stored; trying again", error=str(error))
+            self._complain("the state is not stored yet", error)
         with self._lock:
             return [run.run_id for run in self._state.queue.runs.values() if run.state in ("running", "stopping")]
 
@@ -259,13 +262,14 @@ class Hub:
             wait_s = ledger.tick()
             if ledger.finished:
                 self._finish(run_id)
+            self._complaints.pop(run_id, None)
             return wait_s
         except LedgerDamagedError as error:
             reason = str(error)
             self._change(lambda now, out: self._state.queue.fail(now, run_id, reason, out))
         except CiuicError as error:
             if self.run(run_id).state in ("running", "stopping"):
-                _log.error("ledger cannot go on; trying again", run=run_id, error=str(error))
+                self._complain("a ledger cannot go on; trying again", error, run_id)
         return 1.0
 
     def stop(self) -> None:
@@ -276,10 +280,16 @@ class Hub:
 
     def say(self, line: Announce) -> None:
         """One line for the story; when it cannot be stored now it is stored with the next event that can."""
+
+        def event(now: Moment, out: Effects) -> None:
+            out.add(line)
+            if line.kind == TRAINING_BEGAN:
+                self._state.queue.has_begun(line.run_id, out)
+
         try:
-            self._change(lambda now, out: out.add(line))
+            self._change(event)
         except StorageError as error:
-            _log.error("event not stored yet", text=line.text, error=str(error))
+            self._complain("an event is not stored yet", error)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -362,6 +372,12 @@ class Hub:
         self.store.save_info(run_id, msgspec.json.encode(info))
         line = Announce(kind="run.finished", run_id=run_id, text=finish_line(info))
         self._change(lambda now, out: self._state.queue.finish(now, run_id, line, out))
+
+    def _complain(self, what: str, error: CiuicError, about: str = "") -> None:
+        """Log a problem that is met again and again only when it is a new one."""
+        if self._complaints.get(about) != str(error):
+            self._complaints[about] = str(error)
+            _log.error(what, about=about or "hub", error=str(error))
 
     def _wake_run(self, run_id: str) -> None:
         self.board.notify(run_topic(run_id), ANYTHING)

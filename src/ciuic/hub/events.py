@@ -107,11 +107,11 @@ async def follow(
     after: int,
     board: Board,
     topic: str,
-    is_over: Callable[[], bool],
+    is_over: Callable[[], Awaitable[bool]],
 ) -> AsyncIterator[bytes]:
     """NDJSON lines with ids beyond `after`, and those still to come until `is_over` (asked before each fetch)."""
     while True:
-        seen, over = board.seen(topic), is_over()
+        seen, over = board.seen(topic), await is_over()
         rows = await fetch(after)
         if rows:
             after = rows[-1].id

@@ -18,7 +18,7 @@ RUNS_MEASURED = 20
 def metrics_text(hub: Hub, answered: Mapping[tuple[str, int], int]) -> bytes:
     """All metrics of this moment."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(HubCollector(hub, dict(answered)))
+    registry.register(HubCollector(hub, answered))
     return generate_latest(registry)
 
 

@@ -73,6 +73,8 @@ class Run(msgspec.Struct, kw_only=True):
     ended_at: float | None = None
     reason: str = ""
     attempt: int = 1
+    has_trained: bool = False
+    """Its ledger has seen enough workers and began to lease samples."""
     failed: dict[str, str] = {}
     """Nodes whose worker failed beyond its restart budget, with the exception line."""
 

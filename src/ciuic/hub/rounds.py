@@ -15,14 +15,12 @@ import msgspec
 from ciuic.errors import (
     ConflictError,
     DataError,
-    LayoutMismatchError,
     NotFoundError,
-    ProtocolError,
     RoleError,
     StorageError,
     SupersededError,
 )
-from ciuic.hub.admission import refusal
+from ciuic.hub.admission import check_version_0, refusal
 from ciuic.hub.fragment import Fragment
 from ciuic.hub.gathering import Gathering
 from ciuic.hub.history import History, evaluation_point, sample_counts
@@ -44,6 +42,8 @@ SNAPSHOT_SHARE = 0.5
 """A snapshot is written when the entries since the last one exceed this share of the base: a joiner's download and a
 restart's replay stay bounded."""
 MAX_LEASE = 1 << 20
+SMALL_LEASE = 32
+"""Leases are not made smaller than this."""
 
 
 class RunLedger:
@@ -182,19 +182,19 @@ class RunLedger:
         """Version 0 of a fragment, from the worker that was told to initialize."""
         with self._lock:
             place = self._fragment(fragment)
-            if self._gathering.initializer != node or place.snapshot_version >= 0:
+            aggregator = place.aggregator
+            snapshot = snapshot_from_frame(frame, aggregator.element_count)
+            is_there = place.snapshot_version >= 0
+            if is_there and snapshot.header.digest == aggregator.digest:
+                return  # sent again because its reply was lost
+            if is_there or not self._gathering.should_initialize(node, self._clock()):
                 raise ConflictError(
                     f"{node} is not the one that uploads version 0 of fragment {fragment}",
                     cause="another worker does, or it is there already",
                     next="attach again",
                 )
-            snapshot = snapshot_from_frame(frame, place.aggregator.element_count)
-            if snapshot.header.layout_digest != place.aggregator.layout.digest or snapshot.header.parts != ("base",):
-                raise LayoutMismatchError("the uploaded parameters are for another layout")
-            aggregator = place.aggregator
+            check_version_0(aggregator, snapshot)
             aggregator.initialize(snapshot.vectors["base"], snapshot.header.counters)
-            if aggregator.digest != snapshot.header.digest:
-                raise ProtocolError("the uploaded parameters have another digest than their header says")
             place.store.save_snapshot(aggregator.snapshot(self.run_id))
             place.snapshot_version = 0
             self._emit("base.uploaded", f"{node} uploaded version 0 of fragment {fragment}", node, {})
@@ -245,8 +245,8 @@ class RunLedger:
             if self._is_complete:
                 versions = [f.aggregator.version for f in self.fragments]
                 return m.LeaseReply(status="finished", final_versions=versions)
-            count = max(1, min(request.count, MAX_LEASE))
-            if not self.samples.free:
+            count = min(max(1, request.count), MAX_LEASE, self._allowance(node))
+            if count <= 0 or not self.samples.free:
                 return m.LeaseReply(status="wait")
             ranges = self.samples.lease(node, count)
             self.journal.append(
@@ -255,6 +255,16 @@ class RunLedger:
             member.last_request_id = request.request_id
             member.last_lease = m.LeaseReply(status="granted", ranges=ranges)
             return member.last_lease
+
+    def _allowance(self, node: str) -> int:
+        """What a node may lease now: it never holds more than half of its part of what is left to train.
+
+        So holdings shrink towards the end, and nobody sits on the last samples while others idle.
+        """
+        present = [member.node for member in self.members.values() if member.is_present]
+        left = len(self.samples.free) + sum(self.samples.outstanding(other) for other in present)
+        fair = max(SMALL_LEASE, left // (2 * max(1, len(present))))
+        return max(0, fair - self.samples.outstanding(node))
 
     @property
     def _is_complete(self) -> bool:

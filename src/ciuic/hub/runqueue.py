@@ -7,6 +7,8 @@ running run takes every further eligible node up to `max_nodes`; it goes on with
 
 from collections.abc import Iterable
 
+import msgspec
+
 from ciuic.errors import ConflictError, NotFoundError
 from ciuic.hub.records import (
     ACTIVE_WORKER,
@@ -28,6 +30,7 @@ STOP_PATIENCE_S = 60.0
 """How long workers may take to end after their run was stopped or has finished."""
 ENDED_PATIENCE_S = 30.0
 """How long a run may stay incomplete after all its workers ended without an error."""
+DETAIL_CHARACTERS = 500
 
 
 class RunQueue:
@@ -124,6 +127,13 @@ class RunQueue:
         out.add(Announce(kind="run.resumed", run_id=run_id, text=f"{run_id} was resumed"))
         self.schedule(now, out)
 
+    def has_begun(self, run_id: str, out: Effects) -> None:
+        """Enough workers have come and training has begun: from now on the run goes on with fewer nodes, too."""
+        run = self.runs.get(run_id)
+        if run is not None and not run.has_trained:
+            run.has_trained = True
+            out.save_run(run)
+
     def finish(self, now: Moment, run_id: str, story: Announce, out: Effects) -> None:
         """Every sample is committed. Workers may still evaluate: their nodes stay until they report an end."""
         run = self.get(run_id)
@@ -160,6 +170,7 @@ class RunQueue:
         run = self.runs.get(node.run_id)
         if run is not None and report.run_id == run.run_id and _is_past(node, run, report, known_revision):
             report = WorkerReport()
+        report = msgspec.structs.replace(report, detail=one_line(report.detail))
         was, pulse.worker = pulse.worker, report
         if run is None or report.state in ACTIVE_WORKER:
             return
@@ -220,8 +231,7 @@ class RunQueue:
                 self._start(now, run, takers, out)
             else:
                 self._grow(now, run, takers, out)
-            if not self.members(run.run_id):
-                self._say_waiting(run, "all its nodes are gone; it goes on when one is back", out)
+            self._say_waiting(run, self._lack(run, refused), out)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -233,7 +243,7 @@ class RunQueue:
             why = f"kept for {holder}, which was submitted earlier" if holder else self.refusal(node, run)
             if not why:
                 takers.append(node)
-            elif node.presence not in ("left", "evicted"):
+            elif node.presence not in ("left", "evicted") and node.run_id != run.run_id:
                 refused.append(f"{node.node_id}: {why}")
         takers.sort(key=lambda node: self._pulses[node.node_id].worker.run_id != run.run_id)
         return takers[: _room(run, len(self.members(run.run_id)))], refused
@@ -250,9 +260,6 @@ class RunQueue:
             self._assign(now, node, run, out)
 
     def _grow(self, now: Moment, run: Run, takers: list[Node], out: Effects) -> None:
-        if takers and run.reason:
-            run.reason = ""
-            out.save_run(run)
         for node in takers:
             text = f"{node.node_id} was added to {run.run_id}"
             out.add(Announce(kind="run.node_added", run_id=run.run_id, node_id=node.node_id, text=text))
@@ -272,7 +279,7 @@ class RunQueue:
         out.add(Wake(node_id=node.node_id))
 
     def _worker_failed(self, now: Moment, node: Node, run: Run, report: WorkerReport, out: Effects) -> None:
-        detail = report.detail[:500] or f"exit code {report.exit_code}"
+        detail = report.detail or f"exit code {report.exit_code}"
         run.failed[node.node_id] = detail
         out.save_run(run)
         text = f"the worker of {node.node_id} failed after {report.restarts} restarts: {detail}"
@@ -306,12 +313,27 @@ class RunQueue:
         if now.mono_s - since >= ENDED_PATIENCE_S:
             self.fail(now, run.run_id, "every worker ended without an error before all samples were trained", out)
 
+    def _lack(self, run: Run, refused: list[str]) -> str:
+        """What a running run waits for: it may have lost nodes before or while it trained."""
+        members = self.members(run.run_id)
+        if not members:
+            return "all its nodes are gone; it goes on when one is back"
+        if not run.has_trained and len(members) < run.min_nodes:
+            return _waiting_text(run, members, refused)
+        return ""
+
     def _say_waiting(self, run: Run, reason: str, out: Effects) -> None:
         if run.reason == reason:
             return
         run.reason = reason
         out.save_run(run)
-        out.add(Announce(kind="run.waiting", run_id=run.run_id, text=f"{run.run_id} waits: {reason}"))
+        if reason:
+            out.add(Announce(kind="run.waiting", run_id=run.run_id, text=f"{run.run_id} waits: {reason}"))
+
+
+def one_line(text: str) -> str:
+    """What a worker said, fit for a terminal: short, without control characters."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:DETAIL_CHARACTERS]).strip()
 
 
 def _room(run: Run, members: int) -> int | None:

@@ -28,11 +28,15 @@ from ciuic.lab.stage import Stage
 from ciuic.lab.tally import Findings, KillTimes, Seen, make_report
 from ciuic.net.client import HubClient
 from ciuic.net.messages import Event, NodeInfo, RunInfo, SubmitReply, SubmitRequest, decode
+from ciuic.net.probe import usable_cpus
 from ciuic.units import format_duration
 
 KILLED = "ap-southeast"
 KILL_AT = 0.4
-"""Progress of the run at which it is killed."""
+"""Progress of the run at which it is killed, at the latest."""
+KILL_AFTER_PUSHES = 2
+RETURN_MARGIN = 2.5
+"""It is killed earlier where the rest of the run would take less than so many starts of a worker."""
 RESTART_AFTER_S = 3.0
 POLL_S = 0.5
 NO_PROGRESS_S = 180.0
@@ -81,7 +85,7 @@ def make_job(config: DemoConfig) -> Job:
             "sync": {"interval": 10, "compression": "1-bit"},
             "optim": {"lr": 4e-3, "batch_size": 8},
             "train": {
-                "samples": 4_800 if config.quick else 7_200,
+                "samples": int((4_800 if config.quick else 8_000) * work_factor(usable_cpus())),
                 "seed": config.seed,
                 "evaluate_every": 4,
                 "evaluate_samples": 64,
@@ -89,6 +93,11 @@ def make_job(config: DemoConfig) -> Job:
             "fault": {"grace": "4 s"},
         }
     )
+
+
+def work_factor(cores: int) -> float:
+    """More work where the nodes need not share two cores: the killed node must find the run unfinished."""
+    return min(2.0, max(1.0, cores / 2))
 
 
 def prepare_folder(folder: Path) -> None:
@@ -212,11 +221,21 @@ class Play:
     # ---- the accident ----
 
     def _act(self, run: RunInfo) -> None:
-        if self.kill is None and run.progress >= KILL_AT:
+        if self.kill is None and self._kill_is_due(run):
             self._kill(run)
         elif self.kill is not None and self._restart_due is not None and time.monotonic() >= self._restart_due:
             self._restart_due = None
             self._restart(self.kill)
+
+    def _kill_is_due(self, run: RunInfo) -> bool:
+        """Every node's work counts already, and what is left is long enough for a new worker to start and take part."""
+        started = next((event.time for event in self.seen.events if event.kind == "run.training"), None)
+        settled = len(run.nodes) > 1 and all(node.pushes_merged >= KILL_AFTER_PUSHES for node in run.nodes)
+        if started is None or not settled or run.progress <= 0:
+            return False
+        start_s, trained_s = started - run.created_at, time.time() - started
+        left_s = trained_s * (1 - run.progress) / run.progress
+        return run.progress >= KILL_AT or left_s < RETURN_MARGIN * start_s
 
     def _kill(self, run: RunInfo) -> None:
         nodes = self._client.call("GET", "/v1/nodes", None, list[NodeInfo])

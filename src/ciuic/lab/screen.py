@@ -134,7 +134,7 @@ def picture(scene: Scene) -> Group:
         )
     )
     if not scene.run.nodes:
-        table.add_row(Text("the workers start (importing torch takes a while)", style=_COMING))
+        table.add_row(Text("the workers start (importing torch takes a while)", style="yellow"))
     bar = Table.grid()
     bar.add_row(ProgressBar(total=1.0, completed=scene.run.progress, width=28), Text(facts))
     return Group(Text(""), bar, table)

@@ -20,6 +20,7 @@ from ciuic.ledger.entry import (
     Contributor,
     Entry,
     EntryHeader,
+    Part,
     Push,
     Rejection,
     Snapshot,
@@ -99,15 +100,21 @@ class Aggregator:
                 f"the run has {self.layout.digest[:12]} {self.codec_up} {self.fragment}",
                 next="start this node's worker again with the job of the run",
             )
-        counter_count = sum(t.element_count for t in self.layout.counters()) if self.fragment == 0 else 0
-        if len(header.counters) != counter_count:
-            raise LayoutMismatchError(
-                f"the push of {header.node} has {len(header.counters)} counters, the layout has {counter_count}"
-            )
-        bad = first_non_finite(self._up.decode(push.payload))
+        self.check_counters(header.counters, f"the push of {header.node}")
+        self.check_finite(self._up.decode(push.payload), f"the push of {header.node}")
+
+    def check_counters(self, counters: tuple[int, ...], what: str) -> None:
+        """Raises LayoutMismatchError when `what` has another number of integer buffers."""
+        expected = sum(t.element_count for t in self.layout.counters()) if self.fragment == 0 else 0
+        if len(counters) != expected:
+            raise LayoutMismatchError(f"{what} has {len(counters)} counters, the layout has {expected}")
+
+    def check_finite(self, values: Float, what: str) -> None:
+        """Raises NonFiniteError that names the first bad parameter of `what`."""
+        bad = first_non_finite(values)
         if bad is not None:
             raise NonFiniteError(
-                f"the push of {header.node} holds a non-finite value in {self.layout.name_at(self.fragment, bad)}",
+                f"{what} holds a non-finite value in {self.layout.name_at(self.fragment, bad)}",
                 cause="the node diverged or its memory is damaged",
                 next="look at the loss of this node; its progress is not lost, it stays unpushed",
             )
@@ -182,7 +189,7 @@ class Aggregator:
 
     def snapshot(self, run: str) -> Snapshot:
         """The whole state, for the hub's disk. Vectors are not copied: write it before the next commit."""
-        vectors = {"base": self.base, "residual": self.residual}
+        vectors: dict[Part, Float] = {"base": self.base, "residual": self.residual}
         if self.momentum is not None:
             vectors["momentum"] = self.momentum
         header = SnapshotHeader(
@@ -191,7 +198,7 @@ class Aggregator:
             version=self.version,
             layout_digest=self.layout.digest,
             digest=self.digest,
-            parts=tuple(vectors),  # type: ignore[arg-type]
+            parts=tuple(vectors),
             counters=self.counters,
         )
         return Snapshot(header=header, vectors=vectors)

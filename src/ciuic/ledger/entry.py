@@ -135,7 +135,7 @@ class Snapshot:
     """A checked snapshot."""
 
     header: SnapshotHeader
-    vectors: dict[str, NDArray[np.float32]]
+    vectors: dict[Part, NDArray[np.float32]]
     """Part name -> fp32 [element_count]; read-only views."""
 
     def to_frame(self) -> bytes:
@@ -154,6 +154,7 @@ def push_from_frame(data: Buffer) -> Push:
         raise FrameError(
             "the numbers of this push cannot be", cause=f"tokens {header.tokens}, sequence {header.sequence}"
         )
+    _check_counters(header.counters)
     return Push(header=header, payload=payload)
 
 
@@ -174,8 +175,14 @@ def snapshot_from_frame(data: Buffer, element_count: int) -> Snapshot:
             next="check that both sides run the same job",
         )
     values = payload.view(np.float32) if payload.ctypes.data % 4 == 0 else payload.copy().view(np.float32)
+    _check_counters(header.counters)
     vectors = {part: values[i * element_count : (i + 1) * element_count] for i, part in enumerate(header.parts)}
     return Snapshot(header=header, vectors=vectors)
+
+
+def _check_counters(counters: tuple[int, ...]) -> None:
+    if any(not -(1 << 63) <= value < 1 << 63 for value in counters):
+        raise FrameError("these counters cannot be", cause="an integer buffer holds at most 64 bits")
 
 
 def _open(data: Buffer, kind: Kind, header_type: type[T]) -> tuple[T, NDArray[np.uint8]]:

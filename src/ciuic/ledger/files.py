@@ -5,7 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ciuic.errors import FrameError, LedgerDamagedError, StorageError
-from ciuic.ledger.frame import PREFIX_BYTES, Kind, frame_bytes, read_frame
+from ciuic.ledger.frame import PREFIX_BYTES, Kind, find_frame, frame_bytes, read_frame
+
+_READ_BYTES = 1 << 30
+"""The system reads and writes at most 2 GiB at once."""
 
 
 def write_durable(path: Path, data: bytes) -> None:
@@ -53,14 +56,20 @@ class AppendLog:
         """(offset, bytes) of each frame."""
         self.torn_bytes = 0
         """How many bytes of an unfinished append were cut off at opening."""
-        is_new = not path.exists()
         try:
             self._file = path.open("a+b", buffering=0)
-            self._scan()
-            if is_new:
-                sync_folder(path.parent)
         except OSError as error:
             raise storage_error(f"cannot open {path}", error) from error
+        try:
+            self._scan()
+            if not self._end:
+                sync_folder(path.parent)
+        except OSError as error:
+            self._file.close()
+            raise storage_error(f"cannot open {path}", error) from error
+        except LedgerDamagedError:
+            self._file.close()
+            raise
 
     def _scan(self) -> None:
         size = os.fstat(self._file.fileno()).st_size
@@ -72,14 +81,31 @@ class AppendLog:
             self.frames.append((offset, length))
             offset += length
         if offset < size:
+            self._check_torn(offset, size)
             self.torn_bytes = size - offset
             os.ftruncate(self._file.fileno(), offset)
             os.fsync(self._file.fileno())
         self._end = offset
 
+    def _check_torn(self, offset: int, size: int) -> None:
+        """An unfinished append has nothing behind it: a whole frame there shows damage that no crash explains."""
+        behind = find_frame(self._bytes_at(offset, size - offset), self.kind, start=1)
+        if behind is not None:
+            raise self._damaged(offset, FrameError(f"no whole {self.kind} is there, but one at {offset + behind}"))
+
+    def _bytes_at(self, offset: int, length: int) -> bytes:
+        parts: list[bytes] = []
+        while length > 0:
+            part = os.pread(self._file.fileno(), min(length, _READ_BYTES), offset)
+            if not part:
+                break
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
     def _whole_frame(self, offset: int, size: int) -> int | None:
         """Length of the frame at `offset`; None when it is the torn end of the log."""
-        prefix = os.pread(self._file.fileno(), PREFIX_BYTES, offset)
+        prefix = self._bytes_at(offset, min(PREFIX_BYTES, size - offset))
         try:
             length = frame_bytes(prefix, self.kind)
         except FrameError as error:
@@ -92,7 +118,7 @@ class AppendLog:
         if offset + length > size:
             return None
         try:
-            read_frame(os.pread(self._file.fileno(), length, offset), self.kind)
+            read_frame(self._bytes_at(offset, length), self.kind)
         except FrameError as error:
             if offset + length == size:
                 return None
@@ -113,7 +139,7 @@ class AppendLog:
         """The bytes of one frame (checked when it was opened or written)."""
         offset, length = self.frames[index]
         try:
-            data = os.pread(self._file.fileno(), length, offset)
+            data = self._bytes_at(offset, length)
         except OSError as error:
             raise storage_error(f"cannot read {self.path}", error) from error
         if len(data) != length:

@@ -83,6 +83,20 @@ def read_frame(data: Buffer, kind: Kind) -> Frame:
     return Frame(header=body[PREFIX_BYTES : PREFIX_BYTES + header_bytes], payload=body[PREFIX_BYTES + header_bytes :])
 
 
+def find_frame(data: bytes, kind: Kind, *, start: int) -> int | None:
+    """Where the first whole, undamaged frame begins at or after `start`; None when there is none."""
+    view = memoryview(data)
+    place = data.find(_MAGIC, start)
+    while place >= 0:
+        try:
+            read_frame(view[place : place + frame_bytes(view[place:], kind)], kind)
+        except FrameError:
+            place = data.find(_MAGIC, place + 1)
+        else:
+            return place
+    return None
+
+
 def split_frames(data: Buffer, kind: Kind) -> Iterator[memoryview]:
     """Frames that lie one after the other. Raises FrameError when the last one is cut."""
     view = memoryview(data)

@@ -61,10 +61,10 @@ class IntervalSet:
         self._starts[first:last] = [a for a, _ in keep]
         self._stops[first:last] = [b for _, b in keep]
 
-    def overlap(self, start: int, stop: int) -> int:
-        """How many of [start, stop) are in the set."""
+    def within(self, start: int, stop: int) -> list[Range]:
+        """The ranges of the set inside [start, stop), cut at its ends."""
         first, last = bisect_right(self._stops, start), bisect_left(self._starts, stop)
-        return sum(max(0, min(stop, self._stops[i]) - max(start, self._starts[i])) for i in range(first, last))
+        return [(max(start, self._starts[i]), min(stop, self._stops[i])) for i in range(first, last)]
 
     def take(self, count: int) -> list[Range]:
         """Remove and return the `count` smallest members (fewer when there are fewer)."""

@@ -175,4 +175,5 @@ def check_same_layout(ours: Layout, theirs: Layout) -> None:
 def _describe(tensor: Tensor | None) -> str:
     if tensor is None:
         return "no such tensor"
-    return f"{tensor.section} {tensor.dtype}{list(tensor.shape)} in fragment {tensor.fragment}"
+    notes = ("" if tensor.trainable else ", frozen") + (", by rows" if tensor.row_aligned else "")
+    return f"{tensor.section} {tensor.dtype}{list(tensor.shape)} in fragment {tensor.fragment}{notes}"

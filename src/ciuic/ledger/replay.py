@@ -8,7 +8,7 @@ import numpy as np
 from ciuic.errors import FrameError, LedgerDamagedError
 from ciuic.ledger.aggregate import Aggregator, Facts
 from ciuic.ledger.entry import Entry, Push, Snapshot, base_digest
-from ciuic.ledger.store import FragmentStore
+from ciuic.ledger.store import FragmentStore, settled_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +49,10 @@ def rebuild(aggregator: Aggregator, store: FragmentStore, run: str) -> Rebuilt:
                 next="restore the ledger's folder from a backup",
             )
         aggregator.commit(candidate)
-    settled = {
-        (x.node, x.incarnation, x.sequence) for e in entries for x in (*e.header.contributors, *e.header.rejected)
-    }
+    settled = {key for entry in entries for key in settled_keys(entry)}
     inbox = [store.load_push(key) for key in store.push_keys() if key not in settled]
+    for entry in entries[: store.snapshot_versions()[0]]:
+        store.drop_pushes(settled_keys(entry))  # what a crash left behind
     return Rebuilt(inbox=inbox, merged=entries, snapshot_version=snapshot.header.version)
 
 
@@ -61,7 +61,7 @@ def _newest_good(aggregator: Aggregator, store: FragmentStore) -> Snapshot:
     for version in reversed(store.snapshot_versions()):
         try:
             snapshot = store.load_snapshot(version)
-        except FrameError as error:
+        except (FrameError, LedgerDamagedError) as error:
             problems.append(f"{version}: {error.message}")
             continue
         header = snapshot.header

@@ -72,12 +72,16 @@ class SampleLedger:
         """Samples of an accepted push that will not merge and whose node is gone: free again."""
         for start, stop in ranges:
             self.waiting.remove(start, stop)
-            missing = IntervalSet([(start, stop)])
-            for taken in (self.committed, *self.leased.values()):
-                for a, b in taken:
-                    missing.remove(a, b)
-            for a, b in missing:
-                self.free.add(a, b)
+            self._free(start, stop)
+
+    def _free(self, start: int, stop: int) -> None:
+        """Those of [start, stop) that nobody has and no entry holds are free again."""
+        missing = IntervalSet([(start, stop)])
+        for taken in (self.committed, self.waiting, *self.leased.values()):
+            for a, b in taken.within(start, stop):
+                missing.remove(a, b)
+        for a, b in missing:
+            self.free.add(a, b)
 
     def commit(self, ranges: Iterable[Range]) -> None:
         """A push with these samples is in an entry."""
@@ -95,7 +99,7 @@ class SampleLedger:
         returned = list(owned) if ranges is None else list(ranges)
         for start, stop in returned:
             owned.remove(start, stop)
-            self.free.add(start, stop)
+            self._free(start, stop)
         return returned
 
     def outstanding(self, node: str) -> int:

@@ -5,6 +5,7 @@ snapshots/0000000012.base   the base at version 12, as nodes download it; .hub: 
 pushes/<node>.<inc>.<seq>   accepted pushes, kept until a snapshot covers the entry they are in
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ class FragmentStore:
                 (folder / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise storage_error(f"cannot create {folder}", error) from error
+        self._drop_leftovers()
         self.log = AppendLog(folder / "log.bin", "entry")
         self.entry_bytes_total = sum(length for _, length in self.log.frames)
 
@@ -112,21 +114,34 @@ class FragmentStore:
         rest = tuple(part for part in parts if part != "base")
         write_durable(self._hub_state_path(version), _part_of(snapshot, rest).to_frame())
         write_durable(self.snapshot_path(version), _part_of(snapshot, ("base",)).to_frame())
-        for old in self.snapshot_versions()[:-KEEP_SNAPSHOTS]:
-            self.snapshot_path(old).unlink()
-            self._hub_state_path(old).unlink()
+        self._drop_leftovers()
         self._drop_pushes_before(self.snapshot_versions()[0])
+
+    def _drop_leftovers(self) -> None:
+        """Old snapshots but the newest ones, and what a crash left behind."""
+        kept = self.snapshot_versions()[-KEEP_SNAPSHOTS:]
+        files = {path for version in kept for path in (self.snapshot_path(version), self._hub_state_path(version))}
+        try:
+            for path in (self.folder / "snapshots").iterdir():
+                if path not in files:
+                    path.unlink()
+        except OSError as error:
+            raise storage_error(f"cannot tidy {self.folder}", error) from error
 
     def _drop_pushes_before(self, version: int) -> None:
         for covered in range(version, 0, -1):
-            header = self.entry(covered).header
-            paths = [self.push_path((c.node, c.incarnation, c.sequence)) for c in header.contributors]
-            paths += [self.push_path((r.node, r.incarnation, r.sequence)) for r in header.rejected]
-            present = [path for path in paths if path.exists()]
-            if not present and covered < version:
+            keys = settled_keys(self.entry(covered))
+            if covered < version and not any(self.push_path(key).exists() for key in keys):
                 return
-            for path in present:
-                path.unlink()
+            self.drop_pushes(keys)
+
+    def drop_pushes(self, keys: Iterable[Key]) -> None:
+        """Accepted pushes that a snapshot covers."""
+        try:
+            for key in keys:
+                self.push_path(key).unlink(missing_ok=True)
+        except OSError as error:
+            raise storage_error(f"cannot tidy {self.folder}", error) from error
 
     def load_snapshot(self, version: int) -> Snapshot:
         """All parts of a snapshot. Raises FrameError or LedgerDamagedError."""
@@ -142,6 +157,12 @@ class FragmentStore:
 
     def close(self) -> None:
         self.log.close()
+
+
+def settled_keys(entry: Entry) -> list[Key]:
+    """The pushes that an entry merged or rejected."""
+    header = entry.header
+    return [(x.node, x.incarnation, x.sequence) for x in (*header.contributors, *header.rejected)]
 
 
 def _part_of(snapshot: Snapshot, parts: tuple[Part, ...]) -> Snapshot:

@@ -239,6 +239,8 @@ def retrying(call: Callable[[], T], *, stop: threading.Event, what: str) -> T:
         try:
             result = call()
         except UnreachableError as error:
+            if stop.is_set():
+                raise
             if failures == 0:
                 _log.warning("%s: %s (%s); trying again", what, error.message, error.cause)
             failures += 1

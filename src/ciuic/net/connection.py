@@ -29,6 +29,9 @@ DEAD_KEEP_ALIVE = (
 )
 """How a connection looks that the other side closed while it was idle."""
 
+INTERRUPTED = "interrupted by another thread of this process"
+"""The cause in the UnreachableError of a request that `interrupt` has ended."""
+
 
 class HubConnection(http.client.HTTPSConnection):
     """An HTTPS connection with small messages sent at once and, where the kernel has it, BBR.
@@ -38,6 +41,8 @@ class HubConnection(http.client.HTTPSConnection):
 
     def __init__(self, address: HubAddress, context: ssl.SSLContext, timeout_s: float) -> None:
         super().__init__(address.host, address.port, timeout=timeout_s, context=context)
+        self.interrupted = False
+        """It looks like a dead keep-alive connection then, but must not be replaced by a new one."""
 
     def connect(self) -> None:
         """Open the connection; time-outs are per step without progress."""
@@ -56,6 +61,7 @@ class HubConnection(http.client.HTTPSConnection):
 
         Not SSLSocket.shutdown: that one first drops the TLS layer, and a concurrent send would go out in plain text.
         """
+        self.interrupted = True
         connected = self.sock
         if connected is None:
             return

@@ -22,7 +22,7 @@ from ciuic.errors import (
     UsageError,
     error_from_dict,
 )
-from ciuic.net.connection import DEAD_KEEP_ALIVE, NETWORK_ERRORS, HubConnection, explain
+from ciuic.net.connection import DEAD_KEEP_ALIVE, INTERRUPTED, NETWORK_ERRORS, HubConnection, explain
 from ciuic.net.url import HubAddress
 
 T = TypeVar("T")
@@ -73,13 +73,12 @@ class Exchange:
         try:
             response = attempt()
         except DEAD_KEEP_ALIVE as error:
+            if not reused or self._is_interrupted:
+                raise self._broken(error, silence_s) from error
             self.close()
-            if not reused:
-                raise explain(error, self.address, silence_s) from error
             response = self.guarded(attempt, silence_s)
         except NETWORK_ERRORS as error:
-            self.close()
-            raise explain(error, self.address, silence_s) from error
+            raise self._broken(error, silence_s) from error
         self.server_time = _date_of(response)
         if response.status >= 300:
             raise self._error_of(response)
@@ -120,8 +119,19 @@ class Exchange:
         try:
             return work()
         except NETWORK_ERRORS as error:
-            self.close()
-            raise explain(error, self.address, silence_s) from error
+            raise self._broken(error, silence_s) from error
+
+    @property
+    def _is_interrupted(self) -> bool:
+        return self._connection is not None and self._connection.interrupted
+
+    def _broken(self, error: Exception, silence_s: float) -> CiuicError:
+        """Close the connection; the error for the caller."""
+        interrupted = self._is_interrupted
+        self.close()
+        if interrupted:
+            return UnreachableError(f"a request to the hub at {self.address.url} was ended", cause=INTERRUPTED)
+        return explain(error, self.address, silence_s)
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""

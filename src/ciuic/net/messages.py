@@ -85,7 +85,8 @@ class HeartbeatRequest(Message):
     location: str = ""
     claimed: dict[str, float] = {}
     measured: dict[str, float] = {}
-    """up_bits_per_s, down_bits_per_s, rtt_s, clock_offset_s, cpu_count, memory_free_bytes, disk_free_bytes, gpu_count."""
+    """up_bits_per_s, down_bits_per_s, rtt_s, clock_offset_s, cpu_count, gpu_count, memory_free_bytes,
+    disk_free_bytes."""
     facts: dict[str, str] = {}
     """host, platform, python, torch, device, ciuic version."""
     worker: WorkerReport = WorkerReport()

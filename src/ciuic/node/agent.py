@@ -3,14 +3,15 @@
 One thread owns all decisions (`Agent.run`); the heartbeat, the worker's end and signals only put events into its inbox.
 """
 
+import contextlib
 import logging
 import queue
 import secrets
 import signal
 import threading
 import time
+from collections.abc import Generator
 from types import FrameType
-from typing import Any
 
 from ciuic.errors import AccessError, CiuicError
 from ciuic.net.client import HubClient
@@ -29,6 +30,7 @@ LEAVE_S = 5.0
 """Longest wait for the hub at the end, once for the last log lines and once for the goodbye."""
 FORCED_EXIT = 130
 Event = HeartbeatReply | WorkerExit | signal.Signals | Exception
+Inbox = queue.SimpleQueue[Event]
 _log = logging.getLogger(__name__)
 
 
@@ -44,27 +46,46 @@ def run_agent(config: AgentConfig) -> int:
         identity = settle_identity(
             folder, url=config.url, location=config.location, token=config.token, claimed=config.claimed
         )
-        agent = Agent(config, identity)
-        try:
-            return agent.run()
-        except AccessError:
-            if identity.fresh or config.token is None or agent.heard:
-                raise
-        _log.warning("the hub does not accept the stored identity %s any more; using the token", identity.node_id)
-        set_aside(identity)
-        fresh = join(folder, url=config.url, location=config.location, token=config.token, claimed=config.claimed)
-        return Agent(config, fresh).run()
+        inbox: Inbox = queue.SimpleQueue()
+        with _signals_into(inbox):
+            agent = Agent(config, identity, inbox)
+            try:
+                return agent.run()
+            except AccessError:
+                if identity.fresh or config.token is None or agent.heard:
+                    raise
+            _log.warning("the hub does not accept the stored identity %s any more; using the token", identity.node_id)
+            set_aside(identity)
+            fresh = join(folder, url=config.url, location=config.location, token=config.token, claimed=config.claimed)
+            return Agent(config, fresh, inbox).run()
+
+
+@contextlib.contextmanager
+def _signals_into(inbox: Inbox) -> Generator[None]:
+    """SIGTERM and SIGINT become events. Python delivers signals to the main thread only: elsewhere nothing changes."""
+
+    def put(number: int, frame: FrameType | None) -> None:
+        inbox.put(signal.Signals(number))
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, put) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class Agent:
     """One agent process of a node that has joined."""
 
-    def __init__(self, config: AgentConfig, identity: NodeIdentity) -> None:
+    def __init__(self, config: AgentConfig, identity: NodeIdentity, inbox: Inbox) -> None:
         self.heard = False
         """Whether the hub has answered a heartbeat."""
-        self._config, self._identity = config, identity
+        self._config, self._identity, self._inbox = config, identity, inbox
         self._incarnation = secrets.token_hex(8)
-        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._facts = machine_facts()
         self._status_lock = threading.Lock()
         self._status: tuple[WorkerReport, bool] = (WorkerReport(), False)
@@ -84,7 +105,6 @@ class Agent:
     def run(self) -> int:
         """See run_agent."""
         _log.info("node %s speaks to the hub at %s", self._identity.node_id, self._config.url)
-        previous = self._listen_to_signals()
         self._shipper.start()
         self._heartbeat.start()
         try:
@@ -95,8 +115,6 @@ class Agent:
             return self._say_goodbye()
         finally:
             self._close()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
     # ---- events ----
 
@@ -195,11 +213,3 @@ class Agent:
         identity = self._identity
         authority_pem = identity.authority.read_bytes()
         return HubClient(self._config.url, authority_pem, identity.cert, identity.key, "control", timeout_s)
-
-    def _listen_to_signals(self) -> dict[signal.Signals, Any]:
-        if threading.current_thread() is not threading.main_thread():
-            return {}  # Python delivers signals to the main thread only
-        return {number: signal.signal(number, self._on_os_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def _on_os_signal(self, number: int, frame: FrameType | None) -> None:
-        self._inbox.put(signal.Signals(number))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ciuic.errors import AccessError, CiuicError, NotFoundError, SupersededError
 from ciuic.net.client import HubClient, backoff_s
-from ciuic.net.connection import is_handshake_error
+from ciuic.net.connection import INTERRUPTED, is_handshake_error
 from ciuic.net.messages import HeartbeatReply, HeartbeatRequest
 from ciuic.units import format_duration
 
@@ -76,7 +76,7 @@ class Heartbeat:
                     "POST", "/v1/node/heartbeat", request, HeartbeatReply, timeout_s=self._wait_s + _SILENCE_S
                 )
             except CiuicError as error:
-                if self._poked.is_set():
+                if self._poked.is_set() or error.cause == INTERRUPTED:
                     continue
                 if self._is_fatal(error):
                     raise

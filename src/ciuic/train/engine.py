@@ -4,16 +4,18 @@ Called by the training thread at step boundaries only; everything that waits for
 """
 
 import logging
+import math
 import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import torch
 
-from ciuic.errors import NonFiniteError, ProtocolError
+from ciuic.errors import ConflictError, NonFiniteError, ProtocolError
 from ciuic.ledger.entry import Entry, Snapshot, SnapshotHeader, base_digest, entry_from_frame, snapshot_from_frame
 from ciuic.ledger.frame import split_frames
 from ciuic.ledger.intervals import Range
@@ -28,7 +30,10 @@ from ciuic.train.overlap import WaitRule
 from ciuic.train.runfile import RunFile
 from ciuic.train.state import ModelState
 
+DetachReason = Literal["finished", "drained", "stopped", "failed"]
 REPORT_S = 1.0
+AHEAD_S = 30.0
+"""Samples for so long are leased ahead, so that a node trains on while the hub is away."""
 ATTACH_AGAIN_S = 0.3
 NON_FINITE_LIMIT = 3
 """So many non-finite pushes in a row fail the worker."""
@@ -70,6 +75,9 @@ class Engine:
     _worked_since_s: float = 0.0
     moments_are_void: bool = False
     """Progress was not finite: every rank of the node must reset its inner optimizer."""
+    _initialized: bool = False
+    _initial_loss: tuple[float, int] | None = None
+    _least_ahead: int = 1
     _in_a_row: int = 0
     _evaluations: "queue.Queue[m.EvaluationRequest]" = field(default_factory=queue.Queue)
 
@@ -93,22 +101,21 @@ class Engine:
         codecs = (sync.codec_up, sync.codec_down)
         self.machine = NodeMachine(self.state.layout, self.state.vectors, codecs, place)
         self.total_samples, self.samples_committed = reply.total_samples, reply.samples_committed
-        version = self._load(reply.fragments[0], initial)
+        self._load(reply.fragments[0], initial)
         self._catch_up(client)
         self.state.scatter()
         client.close()
         step = self.data.samples_per_step
         chunk = step * sync.interval
-        self.leases = Leases(self.info.run_id, reply.incarnation, chunk=chunk, ahead=chunk + 2 * step)
-        if version == 0 and self._initialized:
-            self._evaluate(0, final=False)
+        self._least_ahead = chunk + 2 * step
+        self.leases = Leases(self.info.run_id, reply.incarnation, chunk=chunk, ahead=self._least_ahead)
         self.courier.start([r.version for r in self.machine.replicas])
         self.courier.control("leases", lambda c: self.leases.loop(c, self.courier.stop))
         self.courier.control("reports", self._report_loop)
+        if self._initial_loss is not None:
+            self._tell_loss(0, self._initial_loss, final=False)
         self._worked_since_s = time.perf_counter()
         _log.info("attached to %s at version %d", self.info.run_id, self.machine.replicas[0].version)
-
-    _initialized = False
 
     def _take_place(self, client: HubClient, initial: str) -> m.AttachReply:
         request = m.AttachRequest(
@@ -130,13 +137,23 @@ class Engine:
             if reply.state == "ready":
                 return reply
             if reply.state == "initialize":
-                self._upload(initial)
-                self._initialized = True
+                self._initialize(initial)
                 continue
             if not told:
                 _log.info("waiting for %d nodes to start together", self.info.job.nodes.min)
                 told = True
             time.sleep(ATTACH_AGAIN_S)
+
+    def _initialize(self, digest: str) -> None:
+        """Upload version 0 and evaluate it, while the model holds it."""
+        try:
+            self._upload(digest)
+        except ConflictError as error:  # it is there already: another worker's, or ours and the answer was lost
+            _log.info("version 0 was not taken: %s", error)
+            return
+        self._initialized = True
+        if self.evaluate is not None:
+            self._initial_loss = self.evaluate()
 
     def _upload(self, digest: str) -> None:
         header = SnapshotHeader(
@@ -158,13 +175,13 @@ class Engine:
         )
         client.close()
 
-    def _load(self, fragment: m.FragmentState, initial: str) -> int:
+    def _load(self, fragment: m.FragmentState, initial: str) -> None:
         """theta = the newest base that costs least: what we have when it is the same, else the snapshot."""
         if fragment.version == 0 and fragment.digest == initial:
             self.state.theta[:] = self.machine.load(
                 0, self.state.vectors.to_host(self.state.theta), 0, self.state.counters()
             )
-            return 0
+            return
         file = Path(self.info.folder) / f"snapshot-{fragment.snapshot_version}.frame"
         path = f"{m.API}/runs/{self.info.run_id}/snapshot?fragment=0&version={fragment.snapshot_version}"
         client = self.connect("snapshots")
@@ -183,7 +200,6 @@ class Engine:
         if self.machine.replicas[0].digest != snapshot.header.digest:
             raise ProtocolError(f"the snapshot of version {version} has another digest than its header says")
         self.state.raise_counters(snapshot.header.counters)
-        return version
 
     def _catch_up(self, client: HubClient) -> None:
         """Apply all entries there are, before the first step."""
@@ -214,6 +230,11 @@ class Engine:
         """Tokens of `interval` steps, as this worker's steps are."""
         per_step = self.meter.tokens / max(1, self.meter.steps)
         return int(self.info.job.sync.interval * per_step - per_step / 2)
+
+    def _samples_in(self, seconds: float) -> int:
+        """How many samples this node trains in that time."""
+        step_s = self.meter.step_s
+        return int(self.data.samples_per_step * seconds / step_s) if step_s > 0 else 0
 
     def _process_arrivals(self, timeout_s: float = 0.0) -> bool:
         """Everything that has arrived; waits up to `timeout_s` for the first item."""
@@ -270,6 +291,7 @@ class Engine:
         self._in_a_row = 0
         self._pushed_at_s = self._worked_since_s = time.perf_counter()
         self.meter.pushes += 1
+        self.leases.ahead = max(self._least_ahead, self._samples_in(AHEAD_S))
         self.courier.send(push)
         return False
 
@@ -300,6 +322,10 @@ class Engine:
 
     def wait_step(self, timeout_s: float = 0.1) -> tuple[str, bool]:
         """One turn of waiting between batches: (`work`, `again` or `end`, whether the model changed)."""
+        fresh = not self.meter.steps and self.machine.replicas[0].version == 0
+        if fresh and self._initialized and self._initial_loss is None:
+            self._initialized = False
+            self._evaluate(0, final=False)  # on_evaluate came after prepare
         if self.draining:
             changed = self._process_arrivals(timeout_s if self.machine.replicas[0].in_flight else 0.0)
             return self._drained_step(changed)
@@ -334,7 +360,7 @@ class Engine:
             self._evaluate(self.machine.replicas[0].version, final=True)
         self.leave("finished" if complete else "drained")
 
-    def leave(self, reason: str, detail: str = "") -> None:
+    def leave(self, reason: DetachReason, detail: str = "") -> None:
         """Send what is left to say, detach, stop the threads."""
         client = self.connect("control")
         try:
@@ -345,7 +371,7 @@ class Engine:
             self._send(
                 client,
                 "detach",
-                m.DetachRequest(incarnation=incarnation, reason=reason, detail=detail),  # type: ignore[arg-type]
+                m.DetachRequest(incarnation=incarnation, reason=reason, detail=detail),
             )
         finally:
             client.close()
@@ -362,7 +388,14 @@ class Engine:
             return
         base = self.machine.replicas[0].base
         with self.meter.communicating(), self.meter.evaluating(), self.state.holding(base):
-            loss, samples = self.evaluate()
+            result = self.evaluate()
+        self._tell_loss(version, result, final=final)
+
+    def _tell_loss(self, version: int, result: tuple[float, int], *, final: bool) -> None:
+        loss, samples = result
+        if not math.isfinite(loss):
+            _log.warning("the held-out loss of version %d is %s; it is not reported", version, loss)
+            return
         self._evaluations.put(
             m.EvaluationRequest(
                 incarnation=self.machine.place.incarnation, version=version, loss=loss, samples=samples, final=final

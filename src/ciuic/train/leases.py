@@ -17,9 +17,10 @@ class Leases:
     """Sample numbers ready to train. The control thread fills it; the training thread takes."""
 
     def __init__(self, run_id: str, incarnation: int, *, chunk: int, ahead: int) -> None:
-        """`chunk`: samples per lease; a new one is asked for when fewer than `ahead` are left."""
+        """`chunk`: least samples per lease; more are asked for when fewer than `ahead` are left."""
         self._run_id, self._incarnation = run_id, incarnation
-        self._chunk, self._ahead = chunk, ahead
+        self._chunk = chunk
+        self.ahead = ahead
         self._ready: list[Range] = []
         self._changed = threading.Condition()
         self._request_id = 0
@@ -78,12 +79,17 @@ class Leases:
         """Keep enough samples ready until the run is complete."""
         while not stop.is_set() and not self.is_complete:
             with self._changed:
-                enough = sum(b - a for a, b in self._ready) >= self._ahead
+                ready = sum(b - a for a, b in self._ready)
+                enough = ready >= self.ahead
                 self._asking = not enough
                 if enough:
                     self._changed.wait(0.5)
                     continue
-            request = m.LeaseRequest(incarnation=self._incarnation, count=self._chunk, request_id=self._request_id + 1)
+            request = m.LeaseRequest(
+                incarnation=self._incarnation,
+                count=max(self._chunk, self.ahead - ready),
+                request_id=self._request_id + 1,
+            )
             reply: m.LeaseReply = persistently(
                 lambda r=request: post(client, self._run_id, "lease", r, m.LeaseReply),
                 stop=stop,

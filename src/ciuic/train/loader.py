@@ -4,7 +4,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,30 +63,24 @@ class LeasedBatches(Sampler[list[int]]):
             yield [int(index) for index in np.asarray(indices)]
 
 
-class LeaseSource(Protocol):
-    """Where leased samples come from and what becomes of batches; a Run is one."""
+@dataclass(frozen=True, kw_only=True)
+class LeaseSource:
+    """Where leased samples come from and what becomes of batches."""
 
-    def take(self) -> Tensor:
-        """Sample numbers of the next batch of the whole node; none when nothing is leased now."""
-        ...
-
-    def wait(self) -> bool:
-        """Block until samples are leased; False: the end."""
-        ...
-
-    def took(self, ranges: list[Range], tokens: int, data_s: float) -> None:
-        """A batch goes to the training loop; loading it took so long."""
-        ...
-
-    def finish(self) -> None:
-        """The last batch was trained."""
-        ...
+    take: Callable[[], Tensor]
+    """Sample numbers of the next batch of the whole node; none when nothing is leased now."""
+    wait: Callable[[], bool]
+    """Block until samples are leased; False: the end."""
+    took: Callable[[list[Range], int, float], None]
+    """(ranges, tokens, seconds): a batch goes to the training loop; loading it took so long."""
+    finish: Callable[[], None]
+    """The last batch was trained."""
 
 
 class LeasedLoader:
     """What `run.prepare` returns for a DataLoader. Iterating trains the run to its end (all epochs)."""
 
-    def __init__(self, loader: "DataLoader[Any]", source: "LeaseSource", *, place: tuple[int, int], seed: int) -> None:
+    def __init__(self, loader: "DataLoader[Any]", source: LeaseSource, *, place: tuple[int, int], seed: int) -> None:
         """`place` = (rank, ranks)."""
         self.loader, self._source = loader, source
         size = dataset_samples(loader)
@@ -124,10 +119,8 @@ class LeasedLoader:
 
 def dataset_samples(loader: "DataLoader[Any]") -> int:
     """Samples of the data set; 0 when it has no length (a stream addressed by sample number)."""
-    try:
-        return len(loader.dataset)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
-        return 0
+    dataset: Any = loader.dataset
+    return len(dataset) if hasattr(dataset, "__len__") else 0
 
 
 def check_loader(loader: Any) -> "DataLoader[Any]":

@@ -1,6 +1,6 @@
 """Whether a push waits for its entry at the step boundary, or training goes on meanwhile.
 
-Overlap is not free: work done on an older base counts less. So wait while communication is under about 15 % of a
+Overlap is not free: work done on an older base counts less. So wait while communication is under about 10 % of a
 round, and overlap above that. A wait is always bounded by that share, so a dead or slow peer cannot stall a node.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
-SHARE = 0.15
+SHARE = 0.10
 """Of a round, above which communication is overlapped."""
 PATIENCE = 1.5
 """Wait up to this multiple of the usual time."""

@@ -22,7 +22,7 @@ from ciuic.job import Job
 from ciuic.ledger.intervals import Range
 from ciuic.train.engine import DataFacts, Engine
 from ciuic.train.gang import Decision, Gang
-from ciuic.train.loader import LeasedLoader, check_loader, dataset_samples, to_numbers
+from ciuic.train.loader import LeasedLoader, LeaseSource, check_loader, dataset_samples, to_numbers
 from ciuic.train.meter import Meter
 from ciuic.train.runfile import RunFile, read_run_file
 from ciuic.train.state import ModelState
@@ -81,8 +81,9 @@ class Run:
             self._attach(loader, data_digest)
         model = self._gang.wrap(model, self.device)  # also gives every rank rank 0's parameters
         optimizer.register_step_post_hook(lambda *_: self._after_step())
+        source = LeaseSource(take=self._take, wait=self._wait_for_work, took=self._took, finish=self._finish)
         place, seed = (self.rank, self.world_size), self.job.train.seed
-        return model, optimizer, LeasedLoader(loader, _Source(self), place=place, seed=seed)
+        return model, optimizer, LeasedLoader(loader, source, place=place, seed=seed)
 
     def on_evaluate(self, evaluate: Callable[[], tuple[float, int]]) -> None:
         """Register what returns (mean held-out loss, samples). It is called with the base loaded in the model."""
@@ -206,13 +207,6 @@ class Run:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
         signal.signal(signal.SIGTERM, drain)
-
-
-class _Source:
-    """The loader's way into a run."""
-
-    def __init__(self, run: Run) -> None:
-        self.take, self.wait, self.took, self.finish = run._take, run._wait_for_work, run._took, run._finish
 
 
 def _choose_device() -> torch.device:

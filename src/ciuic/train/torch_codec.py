@@ -13,6 +13,8 @@ from torch import Tensor
 from ciuic.codec import FragmentCodec, FragmentShape
 from ciuic.codec.bf16 import BF16_MAX
 from ciuic.codec.scalar import Bf16Codec, IntegerCodec, NoneCodec, OneBitCodec
+from ciuic.codec.vectors import LARGEST
+from ciuic.errors import CodecUnavailableError
 
 Bytes = NDArray[np.uint8]
 
@@ -36,7 +38,7 @@ class TorchVectors:
         return values.cpu().numpy()
 
     def first_non_finite(self, values: Tensor) -> int | None:
-        bad = ~torch.isfinite(values)
+        bad = ~(values.abs() <= LARGEST)
         return int(bad.to(torch.uint8).argmax()) if bool(bad.any()) else None
 
     def codec(self, name: str, shape: FragmentShape) -> "TorchFragmentCodec":
@@ -90,13 +92,15 @@ class TorchFragmentCodec:
             return _bytes(_to_bf16(values))
         if isinstance(scalar, OneBitCodec):
             packed = _pack_bits(values >= 0)
-            sums = torch.segment_reduce(values.abs().double(), "sum", lengths=self._lengths, unsafe=True)
+            sums = _reduce(values.abs().double(), "sum", self._lengths)
             means = torch.clamp(sums / self._lengths, max=BF16_MAX).float()
             return torch.cat([packed, _bytes(_to_bf16(means))])
-        return self._encode_integers(values, scalar)
+        if isinstance(scalar, IntegerCodec):
+            return self._encode_integers(values, scalar)
+        raise CodecUnavailableError(f"codec {self._host.name!r} has no torch back end", next="choose another codec")
 
     def _encode_integers(self, values: Tensor, scalar: IntegerCodec) -> Tensor:
-        largest = torch.segment_reduce(values.abs(), "max", lengths=self._lengths, unsafe=True)
+        largest = _reduce(values.abs(), "max", self._lengths)
         scale_bits = _to_bf16(torch.clamp(largest / scalar.levels, max=float(scalar.scale_limit())))
         scales = scale_bits.float()
         divisor = self._spread(torch.where(scales > 0, scales, torch.ones_like(scales)))
@@ -116,7 +120,7 @@ class TorchFragmentCodec:
             return _values(data, torch.float32)
         if isinstance(scalar, Bf16Codec):
             return _values(data, torch.bfloat16).float()
-        bits = 1 if isinstance(scalar, OneBitCodec) else scalar.bits  # type: ignore[attr-defined]
+        bits = scalar.bits if isinstance(scalar, IntegerCodec) else 1
         packed_bytes = (count * bits + 7) // 8
         scales = self._spread(_values(data[packed_bytes:], torch.bfloat16).float())
         packed = data[:packed_bytes]
@@ -131,15 +135,24 @@ class TorchFragmentCodec:
         return torch.repeat_interleave(scales, self._lengths, output_size=self._host.blocks.element_count)
 
 
+def _reduce(values: Tensor, how: str, lengths: Tensor) -> Tensor:
+    """[n] values reduced over consecutive segments."""
+    return torch.segment_reduce(values, how, lengths=lengths, unsafe=True)  # ty: ignore[missing-attribute]
+
+
 def _to_bf16(values: Tensor) -> Tensor:
     return torch.clamp(values, -BF16_MAX, BF16_MAX).to(torch.bfloat16)
 
 
 def _bytes(values: Tensor) -> Tensor:
+    if not len(values):  # torch may give it a stride of 0, which has no view of another type
+        return values.new_empty(0, dtype=torch.uint8)
     return values.contiguous().view(torch.uint8)
 
 
 def _values(data: Tensor, kind: torch.dtype) -> Tensor:
+    if not len(data):
+        return data.new_empty(0, dtype=kind)
     return data.clone().view(kind)  # a copy is always aligned
 
 

@@ -75,10 +75,8 @@ def test_notifying_without_a_loop_or_after_its_end_is_no_error() -> None:
 
 def test_follow_sends_what_is_there_then_what_comes_then_ends() -> None:
     rows = [Row(id=1), Row(id=2)]
-    over = False
 
     async def story() -> list[bytes]:
-        nonlocal over
         board = Board()
         board.attach(asyncio.get_running_loop())
 
@@ -86,18 +84,21 @@ def test_follow_sends_what_is_there_then_what_comes_then_ends() -> None:
             return [row for row in rows if row.id > after][:1]
 
         received: list[bytes] = []
-        async for piece in follow(fetch, 0, board, "x", lambda: over):
+
+        async def is_over() -> bool:
+            return len(rows) == 3
+
+        async for piece in follow(fetch, 0, board, "x", is_over):
             received.append(piece)
             if len(received) == 2:
                 rows.append(Row(id=3))
-                over = True
                 board.notify("x")
         return received
 
     assert [msgspec.json.decode(piece)["id"] for piece in asyncio.run(story())] == [1, 2, 3]
 
 
-def test_a_line_written_just_before_the_end_is_still_sent() -> None:
+def test_a_line_written_while_the_end_is_noticed_is_still_sent() -> None:
     rows: list[Row] = []
 
     async def story() -> list[bytes]:
@@ -107,10 +108,11 @@ def test_a_line_written_just_before_the_end_is_still_sent() -> None:
         async def fetch(after: int) -> Sequence[Row]:
             return [row for row in rows if row.id > after]
 
-        def is_over() -> bool:
-            rows.append(Row(id=len(rows) + 1))  # something is written while the end is noticed
-            return len(rows) >= 3
+        async def is_over() -> bool:
+            if not rows:
+                rows.append(Row(id=1, text="last words"))
+            return True
 
         return [piece async for piece in follow(fetch, 0, board, "x", is_over)]
 
-    assert len(asyncio.run(story())) >= 3 - 1
+    assert asyncio.run(story()) == [b'{"id":1,"text":"last words"}\n']

@@ -209,3 +209,15 @@ def test_eviction_wakes_the_held_heartbeat() -> None:
     node = world.join("us-west")
     world.evict(node)
     assert Wake(node_id=node) in world.effects[-1].actions
+
+
+def test_a_hub_that_stood_still_blames_nobody_for_it() -> None:
+    """A stopped process, a stalled disk: the first tick afterwards comes before the beats that waited meanwhile."""
+    world = World()
+    node = world.join("us-west")
+    world.wait(1.0)
+    world.now_s += 3600.0
+    world.pass_time(0.5)
+    assert world.presence(node) == "here"
+    world.wait(9.0)
+    assert world.presence(node) == "dead", "silence of its own is still noticed"

@@ -1,0 +1,62 @@
+"""Nodes with several ranks: one ledger state per node, equal parameters on every rank, weights of all ranks' tokens."""
+
+from pathlib import Path
+
+from cluster import Cluster, wait_for
+from training_jobs import ends, entries, hurry, script_job, trained, without_gaps
+
+BATCH = 8
+INTERVAL = 5
+
+
+def test_node_with_two_ranks_trains_beside_a_node_with_one(tmp_path: Path) -> None:
+    records, total = tmp_path / "records", 6_000
+    with Cluster(tmp_path) as cluster:
+        cluster.add_nodes("two", CIUIC_TEST_RANKS="2")
+        cluster.add_nodes("one")
+        options = ("--batch", BATCH, "--batch-norm", "--step-s", 0.02)
+        job = script_job(records, *options, nodes=2, samples=total, program="ranks_by_node.py")
+        run = cluster.submit(job)
+        wait_for(lambda: min((n.pushes_merged for n in cluster.info(run).nodes), default=0) > 5, "work of both")
+        hurry(records)
+        info = cluster.finished(run)
+        found = entries(cluster, run)
+        assert info.samples.duplicated == 0
+        assert without_gaps(found)
+    last = ends(records)
+    assert [(end["node"], end["rank"]) for end in last] == [("one", 0), ("two", 0), ("two", 1)]
+    assert len({end["digest"] for end in last}) == 1
+    assert set(trained(records)) == set(range(24_000)) & set(trained(records))
+    assert len(trained(records)) == total
+    weights: dict[str, list[tuple[int, int]]] = {"one": [], "two": []}
+    for entry in found:
+        for pushed in entry.header.contributors:
+            samples = sum(stop - start for start, stop in pushed.ranges)
+            weights[pushed.node].append((pushed.tokens, samples))
+    assert all(tokens == samples for tokens, samples in weights["one"])
+    # a last batch of one sample is trained by both ranks
+    assert all(samples <= tokens <= samples + 2 for tokens, samples in weights["two"])
+    usual = {node: sorted(tokens for tokens, _ in pushed)[len(pushed) // 2] for node, pushed in weights.items()}
+    assert usual == {"one": INTERVAL * BATCH, "two": 2 * INTERVAL * BATCH}
+
+
+def test_sigterm_drains_both_ranks_that_the_agent_started_and_they_go_on_later(tmp_path: Path) -> None:
+    records, total = tmp_path / "records", 3_000
+    with Cluster(tmp_path) as cluster:
+        (node,) = cluster.add_nodes("a")
+        options = ("--batch", BATCH, "--step-s", 0.05)
+        run = cluster.submit(script_job(records, *options, nodes=1, samples=total, nodes_section={"ranks": 2}))
+        cluster.await_version(run, 3)
+        assert len(node.worker_pids()) == 2
+        assert node.agent.terminate() == 0
+        drained = cluster.info(run)
+        assert drained.samples.committed == len(trained(records))
+        assert "drained" in cluster.await_event("worker.detached", "a").text
+        node.start()
+        cluster.await_version(run, drained.versions[0] + 3)
+        hurry(records)
+        info = cluster.finished(run)
+        assert info.samples.duplicated == 0
+        assert without_gaps(entries(cluster, run))
+    assert len(trained(records)) == total
+    assert len({end["digest"] for end in ends(records) if end["steps"] * 2 * BATCH > 3 * INTERVAL}) >= 1
