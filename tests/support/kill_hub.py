@@ -32,9 +32,7 @@ def job() -> Job:
 
 
 def open_ledger(folder: Path) -> RunLedger:
-    return RunLedger.open(
-        folder, job(), run_id=RUN, clock=lambda: 0.0, emit=lambda *_: None, wake=lambda: None
-    )
+    return RunLedger.open(folder, job(), run_id=RUN, clock=lambda: 0.0, emit=lambda *_: None, wake=lambda: None)
 
 
 class Hub:
@@ -143,9 +141,7 @@ class Node:
 
     def _lease(self) -> None:
         assert self.machine is not None
-        request = m.LeaseRequest(
-            incarnation=self.machine.place.incarnation, count=2, request_id=self.request_id + 1
-        )
+        request = m.LeaseRequest(incarnation=self.machine.place.incarnation, count=2, request_id=self.request_id + 1)
         reply = self.hub.call("lease", self.name, request)
         if reply.status == "granted":
             self.request_id += 1

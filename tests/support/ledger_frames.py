@@ -1,6 +1,10 @@
 """Pushes, entries and snapshots of a small layout, for tests of formats and files."""
 
+import tempfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +65,13 @@ def push_of(values: np.ndarray | None = None, **changes: Any) -> Push:
         seed = zlib.crc32(repr((header.node, header.incarnation, header.sequence)).encode())
         values = vector("normal", shape.element_count, seed) * np.float32(0.1)
     return Push(header=header, payload=FragmentCodec(header.codec, shape).encode(values))
+
+
+@contextmanager
+def memory_folder() -> Iterator[Path]:
+    """An empty folder, in memory where there is such a place: fsync costs nothing there."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        yield Path(folder)
 
 
 def close_round(hub: Aggregator, pushes: list[Push], **facts: Any) -> Any:

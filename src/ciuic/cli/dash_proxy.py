@@ -191,8 +191,8 @@ class DashHandler(BaseHTTPRequestHandler):
         hosts = self.headers.get_all("host") or []
         if len(hosts) != 1 or _host_name(hosts[0]) not in OWN_NAMES:
             return HTTPStatus.MISDIRECTED_REQUEST, "this is not the host that the request is for"
-        if not self.path.startswith("/") or self.path.startswith("//"):
-            return HTTPStatus.BAD_REQUEST, "the path must start with one slash"
+        if not self.path.startswith("/"):
+            return HTTPStatus.BAD_REQUEST, "the path must start with a slash"
         is_link = self.headers.get("sec-fetch-mode") == "navigate" and self.headers.get("sec-fetch-dest") == "document"
         if self.headers.get("sec-fetch-site", "none") in ("cross-site", "same-site") and not is_link:
             return HTTPStatus.FORBIDDEN, "another site may not read from the live page"

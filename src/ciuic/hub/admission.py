@@ -1,8 +1,28 @@
 """Why a push or the first parameters are refused, before they are stored."""
 
-from ciuic.errors import LayoutMismatchError, NonFiniteError, ProtocolError
+import psutil
+
+from ciuic.errors import LayoutMismatchError, ModelError, NonFiniteError, ProtocolError
 from ciuic.ledger.aggregate import Aggregator
 from ciuic.ledger.entry import Push, RejectReason, Snapshot, base_digest
+from ciuic.ledger.layout import Layout
+from ciuic.units import format_bytes
+
+BYTES_PER_ELEMENT = 20
+"""Of memory while a round is aggregated: base, residual, mean, next base, and outer momentum."""
+SHARE_OF_MEMORY = 0.9
+
+
+def check_memory(layout: Layout) -> None:
+    """Refuse a model that this machine cannot aggregate, before anything is allocated. Raises ModelError."""
+    needed = BYTES_PER_ELEMENT * sum(t.element_count for t in layout.tensors)
+    free = psutil.virtual_memory().available
+    if needed > SHARE_OF_MEMORY * free:
+        raise ModelError(
+            f"the model needs {format_bytes(needed)} of memory on the hub, {format_bytes(free)} are free",
+            cause=f"{layout.parameter_count:,} parameters, {BYTES_PER_ELEMENT} bytes each while a round is aggregated",
+            next="run the hub on a machine with more memory, or train a smaller model",
+        )
 
 
 def refusal(

@@ -20,7 +20,7 @@ from ciuic.errors import (
     StorageError,
     SupersededError,
 )
-from ciuic.hub.admission import check_version_0, refusal
+from ciuic.hub.admission import check_memory, check_version_0, refusal
 from ciuic.hub.fragment import Fragment
 from ciuic.hub.gathering import Gathering
 from ciuic.hub.history import History, evaluation_point, sample_counts
@@ -99,6 +99,7 @@ class RunLedger:
         with self._lock:
             self._check_data(node, request)
             if self.layout is None:
+                check_memory(layout)
                 write_durable(self.folder / "layout.json", msgspec.json.encode(layout))
                 self.set_layout(layout)
             else:
@@ -209,17 +210,16 @@ class RunLedger:
             self._emit("worker.detached", text + (f"; {back} leased samples went back" if back else ""), node, {})
         self._after_departure()
 
-    def node_gone(self, node: str) -> None:
-        """The node is dead, evicted or left: rounds close without it, its leases go back."""
+    def node_gone(self, node: str) -> int:
+        """The node is dead, evicted or left: rounds close without it. Returns how many leased samples went back."""
         with self._lock:
             self._gathering.leave(node)
             member = self.members.get(node)
             if member is None or not member.is_present:
-                return
+                return 0
             back = self._depart(member, "gone")
-            if back:
-                self._emit("samples.returned", f"{back} samples leased to {node} went back", node, {"samples": back})
         self._after_departure()
+        return back
 
     def _depart(self, member: Member, state: Literal["done", "gone"]) -> int:
         """Its leases go back; returns how many samples."""
@@ -263,7 +263,8 @@ class RunLedger:
         """
         present = [member.node for member in self.members.values() if member.is_present]
         left = len(self.samples.free) + sum(self.samples.outstanding(other) for other in present)
-        fair = max(SMALL_LEASE, left // (2 * max(1, len(present))))
+        sharers = max(len(present), self.job.nodes.min)  # the first to attach is not alone for long
+        fair = max(SMALL_LEASE, left // (2 * sharers))
         return max(0, fair - self.samples.outstanding(node))
 
     @property

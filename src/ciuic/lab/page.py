@@ -16,7 +16,7 @@ from ciuic.units import format_bytes, format_count, format_duration, format_rate
 
 _LOUD = ("demo.killed", "demo.restarted", "demo.rejoined")
 _MAX_STORY_LINES = 60
-_QUIET = ("round.closed", "run.evaluated", "run.waiting", "token.created", "samples.returned")
+_QUIET = ("round.closed", "run.evaluated", "run.waiting", "token.created")
 """Too many for the table, or said by another line."""
 _CHARTS = (
     ("chart-loss", "Held-out loss", "The same text on every node, never trained on; evaluated on the shared base."),

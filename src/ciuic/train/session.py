@@ -158,8 +158,10 @@ class Run:
         decision = self._gang.decision(Decision(status=status, changed=changed, void_moments=void, progress=progress))
         if decision.changed and self._state is not None and self.world_size > 1:
             self._gang.share(self._state.flat)
+            counters = self._gang.numbers(torch.tensor(self._state.counters(), dtype=torch.int64))
             if self.rank:
                 self._state.scatter()
+                self._state.raise_counters(tuple(counters.tolist()))
         if decision.void_moments and self._optimizer is not None:
             self._optimizer.state.clear()
         self._progress = decision.progress

@@ -1,5 +1,7 @@
 """IntervalSet against a plain set of integers."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +20,7 @@ def check_form(intervals: IntervalSet) -> None:
     """Sorted, disjoint, not adjacent, none empty."""
     ranges = list(intervals)
     assert all(start < stop for start, stop in ranges)
-    assert all(before[1] < after[0] for before, after in zip(ranges, ranges[1:], strict=False))
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(ranges))
 
 
 @given(commands=COMMANDS)

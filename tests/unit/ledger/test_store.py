@@ -1,14 +1,15 @@
 """The files of a fragment, and that a restart brings back exactly what was there."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from codec_cases import same_bits
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_frames import RUN, aggregator, push_of
+from ledger_frames import RUN, aggregator, memory_folder, push_of
 
 from ciuic.codec import CODEC_NAMES
 from ciuic.errors import LedgerDamagedError, StorageError
@@ -64,8 +65,10 @@ class Fragment:
 
 
 @pytest.fixture
-def fragment(tmp_path: Path) -> Fragment:
-    return Fragment(tmp_path / "fragment-0")
+def fragment(tmp_path: Path) -> Iterator[Fragment]:
+    made = Fragment(tmp_path / "fragment-0")
+    yield made
+    made.store.close()
 
 
 # ---- entries, pushes, snapshots
@@ -135,16 +138,18 @@ def test_what_nodes_download_is_the_base_alone(fragment: Fragment) -> None:
 # ---- restart
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(
     codec=st.sampled_from(CODEC_NAMES),
     momentum=st.sampled_from([0.0, 0.9]),
     events=st.lists(st.sampled_from(["round", "round", "snapshot", "push", "restart"]), max_size=10),
 )
-def test_a_restart_brings_back_every_bit(
-    tmp_path_factory: pytest.TempPathFactory, codec: str, momentum: float, events: list[str]
-) -> None:
-    fragment = Fragment(tmp_path_factory.mktemp("fragment"), codec, momentum)
+def test_a_restart_brings_back_every_bit(codec: str, momentum: float, events: list[str]) -> None:
+    with memory_folder() as folder:
+        restart_often(Fragment(folder, codec, momentum), events)
+
+
+def restart_often(fragment: Fragment, events: list[str]) -> None:
     waiting: list[Push] = []
     for event in [*events, "restart"]:
         match event:
@@ -257,6 +262,7 @@ def test_a_snapshot_that_does_not_fit_the_log_is_not_used(fragment: Fragment, tm
         f.sequence += 100 if f is other else 0
         f.round()
         f.snapshot()
+    other.store.close()
     for kind in ("base", "hub"):
         path = fragment.store.snapshot_path(2).with_suffix(f".{kind}")
         path.write_bytes(other.store.snapshot_path(2).with_suffix(f".{kind}").read_bytes())
