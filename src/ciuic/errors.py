@@ -38,7 +38,7 @@ class CiuicError(Exception):
         return "; ".join(parts)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.cause, self.next))
+        return (_rebuild, (type(self), self.message, self.cause, self.next), self.__dict__)
 
 
 def _rebuild(kind: type[CiuicError], message: str, cause: str, next: str) -> CiuicError:

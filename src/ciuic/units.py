@@ -4,7 +4,13 @@ import re
 
 from ciuic.errors import UsageError
 
-_DURATION_S = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "day": 86400.0}
+_DURATION_S = {
+    "ms": 0.001,
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+}
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*")
 
 
@@ -17,8 +23,6 @@ def parse_duration_s(text: str | float) -> float:
         return float(text)
     match = _QUANTITY.fullmatch(text)
     unit = match.group(2).lower() if match else ""
-    if unit not in _DURATION_S and unit.endswith("s"):
-        unit = unit[:-1]  # "days", "mins"
     if match is None or (unit and unit not in _DURATION_S):
         raise UsageError(f"{text!r} is not a duration", next="write for example 30 s, 10 min, 2 h or 7 d")
     return float(match.group(1)) * _DURATION_S.get(unit, 1.0)
@@ -26,27 +30,25 @@ def parse_duration_s(text: str | float) -> float:
 
 def format_bytes(count: float) -> str:
     """`1536` as `1.5 kB` (powers of 1000)."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
+    if abs(count) < 999.5:
+        return f"{count:.0f} B"
+    number, unit = _scaled(count / 1000, ("kB", "MB", "GB", "TB"), below=999.95)
+    return f"{number:.1f} {unit}"
 
 
 def format_count(count: float) -> str:
     """`1234567` as `1.2M`."""
-    for unit in ("", "k", "M", "G", "T"):
-        if abs(count) < 1000 or unit == "T":
-            return f"{count:.0f}" if unit == "" else f"{count:.1f}{unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
+    if abs(count) < 999.5:
+        return f"{count:.0f}"
+    number, unit = _scaled(count / 1000, ("k", "M", "G", "T"), below=999.95)
+    return f"{number:.1f}{unit}"
 
 
 def format_duration(seconds: float) -> str:
     """`0.25` as `250 ms`, `75` as `1 min 15 s`."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -57,8 +59,14 @@ def format_duration(seconds: float) -> str:
 
 def format_rate(bits_per_s: float) -> str:
     """`50e6` as `50 Mbit/s`."""
-    for unit in ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"):
-        if bits_per_s < 1000 or unit == "Gbit/s":
-            return f"{bits_per_s:.3g} {unit}"
-        bits_per_s /= 1000
-    raise AssertionError("unreachable")
+    number, unit = _scaled(bits_per_s, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"), below=999.5)
+    return f"{number:.3g} {unit}"
+
+
+def _scaled(number: float, units: tuple[str, ...], *, below: float) -> tuple[float, str]:
+    """Divide by 1000 until the number is below `below`, from where on it would be printed with four digits."""
+    for unit in units[:-1]:
+        if abs(number) < below:
+            return number, unit
+        number /= 1000
+    return number, units[-1]

@@ -12,10 +12,10 @@ from training_jobs import each_once, entries, hurry, layout, script_job, sequenc
 from ciuic.codec import FragmentCodec
 from ciuic.net.messages import RunInfo
 
-TOTAL = 12_000
-STEP_S = 0.05
+STEP_S = 0.08
 SLOWLY = ("--batch", 4, "--step-s", STEP_S)
-"""At this pace a run of TOTAL samples lasts longer than any test looks at it; then its programs hurry."""
+PER_NODE = 2_000
+"""Samples; at that pace 40 s, longer than any test looks at the run. Then its programs hurry."""
 
 
 def pushes(info: RunInfo) -> dict[str, tuple[int, int]]:
@@ -31,48 +31,48 @@ def all_merged(info: RunInfo) -> bool:
 
 
 def test_hub_killed_in_the_middle_of_a_round_comes_back_and_no_push_is_lost(tmp_path: Path) -> None:
-    records = tmp_path / "records"
+    records, total = tmp_path / "records", 2 * PER_NODE
     with Cluster(tmp_path) as cluster:
-        nodes = cluster.add_nodes("a", "b", "c")
-        run = cluster.submit(script_job(records, *SLOWLY, nodes=3, samples=TOTAL, sync={"min_fraction": 1.0}))
+        nodes = cluster.add_nodes("a", "b")
+        run = cluster.submit(script_job(records, *SLOWLY, nodes=2, samples=total, sync={"min_fraction": 1.0}))
         cluster.await_version(run, 4)
         workers = [node.worker_pid() for node in nodes]
-        os.kill(workers[2], signal.SIGSTOP)  # no round can close without c
-        before = wait_for(lambda: _when_two_wait(cluster.info(run)), "pushes of a and b that wait for c")
+        os.kill(workers[1], signal.SIGSTOP)  # no round can close without b
+        before = wait_for(lambda: _when_a_waits(cluster.info(run)), "a push of a that waits for b")
         cluster.hub.kill()
-        os.kill(workers[2], signal.SIGCONT)
+        os.kill(workers[1], signal.SIGCONT)
         for node in nodes:
             wait_for(lambda n=node: "the hub does not answer" in n.said(), f"{node.name} without a hub")
             wait_for(lambda n=node: "trying again" in n.run_log(run), f"the worker of {node.name} without a hub")
         cluster.start_hub()
         after = wait_for(lambda: cluster.info(run), "the run on the new hub")
         assert after.versions >= before.versions
-        assert all(pushes(after)[name][0] >= pushes(before)[name][0] for name in ("a", "b"))
+        assert pushes(after)["a"][0] >= pushes(before)["a"][0]
         cluster.await_version(run, before.versions[0] + 4)
         assert [node.worker_pid() for node in nodes] == workers
         assert all(node.agent.is_alive for node in nodes)
         hurry(records)
         info = cluster.finished(run)
-        assert [node.incarnation for node in info.nodes] == [1, 1, 1]
+        assert [node.incarnation for node in info.nodes] == [1, 1]
         assert all_merged(info)
         assert without_gaps(entries(cluster, run))
         assert info.samples.duplicated == 0
-    assert each_once(records, TOTAL)
+    assert each_once(records, total)
 
 
-def _when_two_wait(info: RunInfo) -> RunInfo | None:
+def _when_a_waits(info: RunInfo) -> RunInfo | None:
     waiting = [name for name, (accepted, merged) in pushes(info).items() if accepted > merged]
-    return info if waiting == ["a", "b"] else None
+    return info if waiting == ["a"] else None
 
 
 # ---- nodes
 
 
 def test_node_that_loses_power_and_returns_gets_work_again_and_nobody_waits_for_it(tmp_path: Path) -> None:
-    records = tmp_path / "records"
+    records, total = tmp_path / "records", 3 * PER_NODE
     with Cluster(tmp_path) as cluster:
         nodes = cluster.add_nodes("a", "b", "c")
-        run = cluster.submit(script_job(records, *SLOWLY, nodes=3, samples=TOTAL))
+        run = cluster.submit(script_job(records, *SLOWLY, nodes=3, samples=total))
         cluster.await_version(run, 8)
         wait_for(lambda: cluster.member(run, "c").pushes_merged, "a merged push of c")
         lost = nodes[2]
@@ -91,38 +91,38 @@ def test_node_that_loses_power_and_returns_gets_work_again_and_nobody_waits_for_
         assert sequences(entries(cluster, run)).keys() == {("a", 1), ("b", 1), ("c", 1), ("c", 2)}
     print({node.node_id: (node.longest_stall_s, node.step_s) for node in survivors})
     assert all(node.longest_stall_s <= 2 * STEP_S + 1 for node in survivors)
-    assert len(trained(records)) == TOTAL
+    assert len(trained(records)) == total
     assert set(trained(records, "a").values()) == set(trained(records, "b").values()) == {1}
 
 
 def test_sigterm_drains_a_node_and_its_last_steps_count(tmp_path: Path) -> None:
-    records = tmp_path / "records"
+    records, total = tmp_path / "records", 2 * PER_NODE
     with Cluster(tmp_path) as cluster:
-        nodes = cluster.add_nodes("a", "b", "c")
-        run = cluster.submit(script_job(records, *SLOWLY, nodes=3, samples=TOTAL))
+        nodes = cluster.add_nodes("a", "b")
+        run = cluster.submit(script_job(records, *SLOWLY, nodes=2, samples=total))
         cluster.await_version(run, 4)
-        wait_for(lambda: cluster.member(run, "c").pushes_merged, "a merged push of c")
-        assert nodes[2].agent.terminate() == 0
-        assert cluster.node_state("c") == "left"
-        assert "drained; " in cluster.await_event("worker.detached", "c").text  # ... leased samples went back
+        wait_for(lambda: cluster.member(run, "b").pushes_merged, "a merged push of b")
+        assert nodes[1].agent.terminate() == 0
+        assert cluster.node_state("b") == "left"
+        assert "drained; " in cluster.await_event("worker.detached", "b").text  # ... leased samples went back
         cluster.await_version(run, cluster.version(run) + 2)
         hurry(records)
         info = cluster.finished(run)
         assert all_merged(info)
         assert without_gaps(entries(cluster, run))
-        drained = {node.node_id: node for node in info.nodes}["c"]
-        assert (drained.state, drained.samples) == ("gone", sum(trained(records, "c").values()))
-    assert each_once(records, TOTAL)
+        drained = {node.node_id: node for node in info.nodes}["b"]
+        assert (drained.state, drained.samples) == ("gone", sum(trained(records, "b").values()))
+    assert each_once(records, total)
 
 
 # ---- workers
 
 
 def test_killed_worker_is_restarted_and_its_samples_are_trained_after_all(tmp_path: Path) -> None:
-    records = tmp_path / "records"
+    records, total = tmp_path / "records", 2 * PER_NODE
     with Cluster(tmp_path) as cluster:
         nodes = cluster.add_nodes("a", "b")
-        run = cluster.submit(script_job(records, *SLOWLY, nodes=2, samples=TOTAL))
+        run = cluster.submit(script_job(records, *SLOWLY, nodes=2, samples=total))
         cluster.await_version(run, 4)
         killed = nodes[1].worker_pid()
         os.kill(killed, signal.SIGKILL)
@@ -135,15 +135,15 @@ def test_killed_worker_is_restarted_and_its_samples_are_trained_after_all(tmp_pa
         assert "killed by SIGKILL" in nodes[1].said()
         assert all_merged(info)
         assert info.samples.duplicated == 0
-    assert len(trained(records)) == TOTAL
+    assert len(trained(records)) == total
 
 
 def test_worker_that_stood_still_loses_nothing_and_the_others_go_on(tmp_path: Path) -> None:
-    records = tmp_path / "records"
+    records, total = tmp_path / "records", 3 * PER_NODE
     with Cluster(tmp_path) as cluster:
         nodes = cluster.add_nodes("a", "b", "c")
         sync = {"deadline": 0.5, "max_staleness": 2}
-        run = cluster.submit(script_job(records, *SLOWLY, nodes=3, samples=TOTAL, sync=sync))
+        run = cluster.submit(script_job(records, *SLOWLY, nodes=3, samples=total, sync=sync))
         cluster.await_version(run, 4)
         wait_for(lambda: cluster.member(run, "c").pushes_merged > 1, "merged pushes of c")
         worker = psutil.Process(nodes[2].worker_pid())
@@ -161,7 +161,7 @@ def test_worker_that_stood_still_loses_nothing_and_the_others_go_on(tmp_path: Pa
         assert worker.pid in {int(file.stem.rpartition(".")[2]) for file in records.glob("c.*.end")}
         assert info.samples.duplicated == 0
         print(sequences(entries(cluster, run)), {node.node_id: node.pushes_rejected for node in info.nodes})
-    assert each_once(records, TOTAL)
+    assert each_once(records, total)
 
 
 def test_loss_that_is_not_a_number_on_one_node_never_reaches_the_ledger(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ INTERVAL = 5
 
 
 def test_node_with_two_ranks_trains_beside_a_node_with_one(tmp_path: Path) -> None:
-    records, total = tmp_path / "records", 6_000
+    records, total = tmp_path / "records", 4_000
     with Cluster(tmp_path) as cluster:
         cluster.add_nodes("two", CIUIC_TEST_RANKS="2")
         cluster.add_nodes("one")
-        options = ("--batch", BATCH, "--batch-norm", "--step-s", 0.02)
-        job = script_job(records, *options, nodes=2, samples=total, program="ranks_by_node.py")
+        options = ("--batch", BATCH, "--batch-norm", "--step-s", 0.04)
+        job = script_job(records, *options, nodes=2, samples=total, program="ranks_by_node.py", sync={"overlap": False})
         run = cluster.submit(job)
         wait_for(lambda: min((n.pushes_merged for n in cluster.info(run).nodes), default=0) > 5, "work of both")
         hurry(records)
@@ -26,7 +26,6 @@ def test_node_with_two_ranks_trains_beside_a_node_with_one(tmp_path: Path) -> No
     last = ends(records)
     assert [(end["node"], end["rank"]) for end in last] == [("one", 0), ("two", 0), ("two", 1)]
     assert len({end["digest"] for end in last}) == 1
-    assert set(trained(records)) == set(range(24_000)) & set(trained(records))
     assert len(trained(records)) == total
     weights: dict[str, list[tuple[int, int]]] = {"one": [], "two": []}
     for entry in found:
@@ -59,4 +58,6 @@ def test_sigterm_drains_both_ranks_that_the_agent_started_and_they_go_on_later(t
         assert info.samples.duplicated == 0
         assert without_gaps(entries(cluster, run))
     assert len(trained(records)) == total
-    assert len({end["digest"] for end in ends(records) if end["steps"] * 2 * BATCH > 3 * INTERVAL}) >= 1
+    last = {end["rank"]: end["digest"] for end in ends(records) if end["end"] == "complete"}
+    assert last.keys() == {0, 1}
+    assert last[0] == last[1]

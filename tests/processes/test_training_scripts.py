@@ -10,7 +10,7 @@ from ciuic.net.messages import Ok
 
 
 def test_own_loop_with_loader_processes_trains_every_sample_once(tmp_path: Path) -> None:
-    records, total = tmp_path / "records", 6_000
+    records, total = tmp_path / "records", 4_000
     with Cluster(tmp_path) as cluster:
         nodes = cluster.add_nodes("a", "b")
         options = ("--batch", 8, "--step-s", 0.01, "--workers", 2)
@@ -29,15 +29,15 @@ def test_own_loop_with_loader_processes_trains_every_sample_once(tmp_path: Path)
 
 
 def test_node_runs_no_code_from_jobs_unless_its_owner_allowed_it(tmp_path: Path) -> None:
-    records, total = tmp_path / "records", 6_000
+    records, total = tmp_path / "records", 4_000
     with Cluster(tmp_path) as cluster:
         allowing = cluster.add_nodes("a", "b")
         cluster.add_nodes("c", allow_code=False)
-        run = cluster.submit(script_job(records, "--batch", 4, "--step-s", 0.05, nodes=3, samples=total))
+        run = cluster.submit(script_job(records, "--batch", 4, "--step-s", 0.08, nodes=3, samples=total))
         wait_for(lambda: "c: does not allow code from jobs" in cluster.info(run).reason, "a reason")
         cluster.operator.call("POST", f"/v1/runs/{run}/stop", None, Ok)
 
-        run = cluster.submit(script_job(records, "--batch", 4, "--step-s", 0.05, nodes=2, samples=total))
+        run = cluster.submit(script_job(records, "--batch", 4, "--step-s", 0.08, nodes=2, samples=total))
         cluster.await_version(run, 2)
         changed = allowing[1]
         changed.kill_everything()

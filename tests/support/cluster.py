@@ -57,7 +57,7 @@ def wait_for(what: Callable[[], T | None], said: str, *, within_s: float = DEADL
             value = what()
             if value:
                 return value
-        time.sleep(0.03)
+        time.sleep(0.1)
     raise AssertionError(f"not seen within {within_s:.0f} s: {said}; the last value was {value!r}"[:2000])
 
 

@@ -12,13 +12,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 from kill_hub import hub_is_killed_at_every_write_point
 from kill_points import all_received, ended, fork, killed_after
+from rounds_world import Rounds
 
 from ciuic.errors import StorageError
 from ciuic.ledger.files import AppendLog, write_durable
@@ -183,6 +184,38 @@ def disk_is_full_when_a_file_is_replaced(folder: Path) -> None:
         assert [p.name for p in disk.iterdir()] == ["state"]
 
 
+def fill(ballast: Path) -> None:
+    """Write until the disk is full."""
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def disk_is_full_for_a_hub(folder: Path) -> None:
+    size = 512 * 1024
+    with small_disk(folder / "disk", size) as disk:
+        rounds = Rounds(disk / "run", samples=200)
+        rounds.settled("n0", "n1")
+        ballast = disk / "ballast"
+        fill(ballast)
+        first = rounds.frame("n0", (10, 15))
+        for _ in range(3):
+            with pytest.raises(StorageError) as caught:
+                rounds.ledger.push("n0", first)
+            assert caught.value.cause == os.strerror(errno.ENOSPC)
+        with suppress(StorageError):  # the last page of the journal may still have room
+            rounds.lease("n0", 5, request_id=2)
+        assert rounds.version == 1
+        ballast.unlink()
+        assert rounds.ledger.push("n0", first).status == "accepted"
+        rounds.restart()
+        assert rounds.lease("n0", 5, request_id=2).status == "granted"
+        assert rounds.train("n1").status == "accepted"
+        assert rounds.version == 2
+        assert rounds.counts().lost == 0
+        rounds.ledger.close()
+
+
 def files_are_limited(folder: Path) -> None:
     """Works without root: the process may not make files larger than this."""
     path, unlimited = folder / "log.bin", resource.RLIM_INFINITY
@@ -210,6 +243,7 @@ CASES: dict[str, Callable[[Path], None]] = {
         file_at_any_moment,
         disk_is_full,
         disk_is_full_when_a_file_is_replaced,
+        disk_is_full_for_a_hub,
         files_are_limited,
         hub_is_killed_at_every_write_point,
     )

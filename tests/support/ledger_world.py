@@ -294,7 +294,8 @@ class World:
                 assert self.digests.setdefault((f, version), entry.header.digest) == entry.header.digest
             assert len(keys) == len(set(keys)), "a push merged twice"
             assert np.abs(self.base_0[f] - applied - aggregator.base).max() < TOLERANCE
-            assert np.isfinite(aggregator.base).all() and np.isfinite(aggregator.residual).all()
+            assert np.isfinite(aggregator.base).all()
+            assert np.isfinite(aggregator.residual).all()
 
     def check_hub_residual(self) -> None:
         """Hub: sum u - sum entries = e_s, with u recomputed here from what the nodes pushed."""
@@ -341,7 +342,7 @@ class World:
         for _ in range(400):
             while self.network:
                 self.deliver(0, keep=False, lose_reply=False)
-            for name, worker in self.workers.items():
+            for name in self.workers:
                 for f in range(self.layout.fragment_count):
                     self.pull(name, f, 1000)
                 self.lease(name, 3)

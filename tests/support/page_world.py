@@ -36,7 +36,7 @@ needs_browser = [
     pytest.mark.browser,
     pytest.mark.skipif(
         CHROMIUM is None or DRIVER is None,
-        reason="THE LIVE PAGE WAS NOT TESTED: chromium or chromedriver is missing (apt-get install chromium chromium-driver)",
+        reason="THE LIVE PAGE WAS NOT TESTED: no chromium or chromedriver (apt-get install chromium chromium-driver)",
     ),
 ]
 
@@ -82,7 +82,8 @@ class Browser:
     def call(self, module: str, body: str, *arguments: object) -> Any:
         """What `body` makes of a module of the page (`m`) and the arguments (`a`)."""
         script = f"""const done = arguments[arguments.length - 1], a = [...arguments].slice(0, -1);
-            import("/assets/{module}").then((m) => {{ {body} }}).then(done, (e) => done({{failed: String(e)}}));"""
+            const work = import("/assets/{module}").then(async (m) => {{ {body} }});
+            work.then(done, (error) => done({{failed: String(error)}}));"""
         result = self.driver.execute_async_script(script, *arguments)
         if isinstance(result, dict) and "failed" in result:
             raise AssertionError(result["failed"])
@@ -180,6 +181,11 @@ class CannedHub:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_port}/"
 
+    def reset(self) -> None:
+        """As new, for the next test."""
+        self.go_away()
+        self.answers, self.first, self.is_away = {}, {}, False
+
     def say(self, state: dict[str, Any]) -> None:
         """A message to all streams; the first one of streams still to come."""
         with self._lock:
@@ -203,7 +209,9 @@ class CannedHub:
 
     def serve(self, handler: BaseHTTPRequestHandler) -> None:
         path = handler.path.partition("?")[0]
-        if path in ("/favicon.ico",) or (self.is_away and not path.startswith("/assets/")):
+        if path == "/favicon.ico":  # asked for by the browser itself when it shows a single file
+            self._send(handler, 200, b"", "image/x-icon")
+        elif self.is_away and not path.startswith("/assets/"):
             error = {
                 "code": "CIUIC-300",
                 "message": "the hub does not answer",
@@ -227,12 +235,15 @@ class CannedHub:
         except CiuicError:
             self._send(handler, 404, b"", "text/plain")
             return
-        self._send(handler, 200, asset.body, asset.media_type)
+        caching = dict(asset.answer().headers)["cache-control"]
+        self._send(handler, 200, asset.body, asset.media_type, caching)
 
-    def _send(self, handler: BaseHTTPRequestHandler, status: int, body: bytes, media_type: str) -> None:
+    def _send(
+        self, handler: BaseHTTPRequestHandler, status: int, body: bytes, media_type: str, caching: str = "no-store"
+    ) -> None:
         handler.send_response(status)
-        headers = {**SECURITY_HEADERS, "content-type": media_type, "content-length": str(len(body))}
-        for name, value in headers.items():
+        headers = {"content-type": media_type, "content-length": str(len(body)), "cache-control": caching}
+        for name, value in {**SECURITY_HEADERS, **headers}.items():
             handler.send_header(name, value)
         handler.end_headers()
         with suppress(ConnectionError):

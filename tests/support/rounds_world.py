@@ -1,21 +1,40 @@
-"""One RunLedger with a clock that stands still, and nodes that are only names: each test sends what it wants to send."""
+"""One RunLedger with a clock that stands still, and nodes that are only names: a test sends what it wants to send."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from ledger_frames import memory_folder
 from ledger_world import small_layout
 
 from ciuic.codec import FragmentCodec
 from ciuic.hub.rounds import RunLedger
 from ciuic.job import parse_job
-from ciuic.ledger.entry import PushHeader, Snapshot, SnapshotHeader, base_digest, entry_from_frame
 from ciuic.ledger.entry import Push as LedgerPush
+from ciuic.ledger.entry import PushHeader, Snapshot, SnapshotHeader, base_digest, entry_from_frame
 from ciuic.ledger.layout import Layout
 from ciuic.net import messages as m
 
 RUN = "r1"
+Make = Callable[..., "Rounds"]
+
+
+@contextmanager
+def many_rounds() -> Iterator[Make]:
+    """Makes `Rounds`, each in a folder of its own, and closes them in the end."""
+    opened: list[Rounds] = []
+    with memory_folder() as folder:
+
+        def make(**options: Any) -> Rounds:
+            opened.append(Rounds(folder / str(len(opened)), **options))
+            return opened[-1]
+
+        yield make
+        for rounds in opened:
+            rounds.ledger.close()
 
 
 class Rounds:
@@ -98,7 +117,8 @@ class Rounds:
             "parts": ("base",),
             "counters": counters,
         }
-        return Snapshot(header=SnapshotHeader(**fields | changes), vectors={"base": base}).to_frame()
+        header = SnapshotHeader(**fields | changes)
+        return Snapshot(header=header, vectors=dict.fromkeys(header.parts, base)).to_frame()
 
     # ---- leasing and pushing
 

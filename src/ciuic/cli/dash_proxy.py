@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from ciuic import __version__
@@ -125,17 +126,15 @@ class DashServer(ThreadingHTTPServer):
         """A connection to the hub that is opened with its first request."""
         return HubConnection(self.hub, self._context, SILENCE_S)
 
-    def verify_request(self, request: object, client_address: object) -> bool:
+    def verify_request(self, request: Any, client_address: Any) -> bool:
         """Only processes of this user: on a shared machine others must not read with the operator's certificate."""
-        if not isinstance(client_address, tuple):
-            return False
         owner = owner_of_connection(client_address[1], self.server_port)
         return owner is None or owner == os.getuid()
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle is no news; anything else is a bug and is shown."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
+            super().handle_error(request, client_address)
 
 
 def owner_of_connection(client_port: int, server_port: int, tables: Path = Path("/proc/net")) -> int | None:
@@ -159,11 +158,14 @@ class DashHandler(BaseHTTPRequestHandler):
     server_version = f"ciuic-dash/{__version__}"
     sys_version = ""
     timeout = 300
-    server: DashServer
 
     def setup(self) -> None:
         super().setup()
         self._connection: HubConnection | None = None
+
+    @property
+    def _dash(self) -> DashServer:
+        return cast("DashServer", self.server)
 
     def finish(self) -> None:
         self._drop_hub()
@@ -224,17 +226,17 @@ class DashHandler(BaseHTTPRequestHandler):
         except DEAD_KEEP_ALIVE as error:
             self._drop_hub()
             if not was_open:
-                raise explain(error, self.server.hub, SILENCE_S) from error
+                raise explain(error, self._dash.hub, SILENCE_S) from error
         except NETWORK_ERRORS as error:
-            raise explain(error, self.server.hub, SILENCE_S) from error
+            raise explain(error, self._dash.hub, SILENCE_S) from error
         try:
             return self._ask(headers)
         except NETWORK_ERRORS as error:
-            raise explain(error, self.server.hub, SILENCE_S) from error
+            raise explain(error, self._dash.hub, SILENCE_S) from error
 
     def _ask(self, headers: dict[str, str]) -> http.client.HTTPResponse:
         if self._connection is None:
-            self._connection = self.server.connect()
+            self._connection = self._dash.connect()
         self._connection.request("GET", self.path, headers=headers)
         return self._connection.getresponse()
 

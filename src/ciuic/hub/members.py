@@ -17,6 +17,8 @@ class Member:
     node: str
     incarnation: int = 0
     state: MemberState = "gone"
+    has_left: bool = False
+    """The present incarnation said goodbye: what it had still on its way must not bring it back."""
     totals: dict[str, float] = field(default_factory=dict)
     """Sums of the reports of earlier incarnations."""
     report: ReportRequest | None = None
@@ -40,6 +42,7 @@ class Member:
         self.totals = self.summed()
         self.report, self.last_request_id, self.last_lease = None, 0, None
         self.incarnation, self.state, self.last_sequence = incarnation, "warming", {}
+        self.has_left = False
 
     def take_report(self, report: ReportRequest) -> None:
         self.report = report

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from ciuic.errors import (
+    CiuicError,
     ConflictError,
     DataError,
     NotFoundError,
@@ -74,18 +75,23 @@ class RunLedger:
     ) -> "RunLedger":
         """Open or create a run's ledger; replays its files. Raises LedgerDamagedError."""
         ledger = cls(folder, job, run_id=run_id, clock=clock, emit=emit, wake=wake)
-        reopen(ledger)
+        try:
+            reopen(ledger)
+        except CiuicError:
+            ledger.close()
+            raise
         return ledger
 
     def set_layout(self, layout: Layout) -> None:
         """Make the fragments' machines and files."""
         outer = OuterOptimizer(lr=self.job.sync.outer_lr, momentum=self.job.sync.outer_momentum)
         codecs = (self.job.sync.codec_up, self.job.sync.codec_down)
-        self.layout = layout
+        fragments: list[Fragment] = []
         for number in range(layout.fragment_count):
             aggregator = Aggregator(layout, number, codecs, outer)
             store = FragmentStore(self.folder / f"fragment-{number}", aggregator.element_count)
-            self.fragments.append(Fragment(aggregator=aggregator, inbox=Inbox(self._policy()), store=store))
+            fragments.append(Fragment(aggregator=aggregator, inbox=Inbox(self._policy()), store=store))
+        self.layout, self.fragments = layout, fragments
 
     def _policy(self) -> SyncPolicy:
         sync = self.job.sync
@@ -205,6 +211,9 @@ class RunLedger:
         """A worker leaves: its leases go back."""
         with self._lock:
             member = self._current(node, request.incarnation)
+            if member.has_left:
+                return  # sent again because its reply was lost
+            member.has_left = True
             back = self._depart(member, "done" if request.reason == "finished" else "gone")
             text = f"{node} left the run: {request.reason}" + (f" ({request.detail})" if request.detail else "")
             self._emit("worker.detached", text + (f"; {back} leased samples went back" if back else ""), node, {})
@@ -224,9 +233,12 @@ class RunLedger:
     def _depart(self, member: Member, state: Literal["done", "gone"]) -> int:
         """Its leases go back; returns how many samples."""
         ranges = tuple(self.samples.give_back(member.node))
-        self.journal.append(Departed(node=member.node, state=state, returned=ranges))
         member.state = state
         self.epoch += 1
+        try:
+            self.journal.append(Departed(node=member.node, state=state, returned=ranges))
+        except StorageError as error:  # if the hub restarts now, it finds out again that the node is gone
+            self._tell_storage("departure not noted", error)
         return sum(b - a for a, b in ranges)
 
     def _after_departure(self) -> None:
@@ -242,19 +254,30 @@ class RunLedger:
             self._revive(member)
             if request.request_id == member.last_request_id and member.last_lease is not None:
                 return member.last_lease
+            if request.request_id < member.last_request_id:
+                raise ConflictError(
+                    f"request {request.request_id} of {node} is older than its request {member.last_request_id}",
+                    cause="it was delayed on its way; nobody waits for its answer any more",
+                )
             if self._is_complete:
                 versions = [f.aggregator.version for f in self.fragments]
                 return m.LeaseReply(status="finished", final_versions=versions)
             count = min(max(1, request.count), MAX_LEASE, self._allowance(node))
             if count <= 0 or not self.samples.free:
                 return m.LeaseReply(status="wait")
-            ranges = self.samples.lease(node, count)
-            self.journal.append(
-                Leased(node=node, incarnation=request.incarnation, request_id=request.request_id, ranges=tuple(ranges))
-            )
-            member.last_request_id = request.request_id
-            member.last_lease = m.LeaseReply(status="granted", ranges=ranges)
-            return member.last_lease
+            return self._grant(member, request.request_id, count)
+
+    def _grant(self, member: Member, request_id: int, count: int) -> m.LeaseReply:
+        node, incarnation = member.node, member.incarnation
+        ranges = self.samples.lease(node, count)
+        try:
+            self.journal.append(Leased(node=node, incarnation=incarnation, request_id=request_id, ranges=tuple(ranges)))
+        except StorageError:
+            self.samples.give_back(node, ranges)
+            raise
+        member.last_request_id = request_id
+        member.last_lease = m.LeaseReply(status="granted", ranges=ranges)
+        return member.last_lease
 
     def _allowance(self, node: str) -> int:
         """What a node may lease now: it never holds more than half of its part of what is left to train.
@@ -264,8 +287,8 @@ class RunLedger:
         present = [member.node for member in self.members.values() if member.is_present]
         left = len(self.samples.free) + sum(self.samples.outstanding(other) for other in present)
         sharers = max(len(present), self.job.nodes.min)  # the first to attach is not alone for long
-        fair = max(SMALL_LEASE, left // (2 * sharers))
-        return max(0, fair - self.samples.outstanding(node))
+        held, fair = self.samples.outstanding(node), max(SMALL_LEASE, left // (2 * sharers))
+        return fair - held if not held or fair - held >= SMALL_LEASE else 0
 
     @property
     def _is_complete(self) -> bool:
@@ -357,9 +380,13 @@ class RunLedger:
             self._close(number, fragment, why)
             self._storage_problem = ""
         except StorageError as error:
-            if error.message != self._storage_problem:
-                self._storage_problem = error.message
-                self._emit("storage.failed", f"round not closed: {error}", "", {"code": error.code})
+            self._tell_storage("round not closed", error)
+
+    def _tell_storage(self, what: str, error: StorageError) -> None:
+        """Once per problem, however often it is met."""
+        if error.message != self._storage_problem:
+            self._storage_problem = error.message
+            self._emit("storage.failed", f"{what}: {error}", "", {"code": error.code})
 
     def _close(self, number: int, fragment: Fragment, why: str) -> None:
         pushes, rejected = fragment.inbox.select(fragment.aggregator.version)
@@ -519,7 +546,11 @@ class RunLedger:
         return member
 
     def _revive(self, member: Member) -> None:
-        """A node that was thought dead speaks again: it is a member again."""
+        """A node that was thought dead speaks again: it is a member again. Raises ConflictError when it has left."""
+        if member.has_left:
+            raise ConflictError(
+                f"{member.node} has left the run", cause="its worker said goodbye", next="attach again to take part"
+            )
         if member.state == "gone":
             self.journal.append(Revived(node=member.node))
             member.state = "warming"

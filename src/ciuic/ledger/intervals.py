@@ -63,6 +63,8 @@ class IntervalSet:
 
     def within(self, start: int, stop: int) -> list[Range]:
         """The ranges of the set inside [start, stop), cut at its ends."""
+        if start >= stop:
+            return []
         first, last = bisect_right(self._stops, start), bisect_left(self._starts, stop)
         return [(max(start, self._starts[i]), min(stop, self._stops[i])) for i in range(first, last)]
 

@@ -102,6 +102,15 @@ class SampleLedger:
             self._free(start, stop)
         return returned
 
+    def leave(self, node: str, returned: Iterable[Range]) -> None:
+        """Repeat from the journal that a worker has gone: these went back, its other leases were in pushes."""
+        self.give_back(node, returned)
+        self.leased.pop(node, None)
+
+    def find_lost(self) -> None:
+        """After a replay: what is nowhere was in a push that was rejected when its worker was gone. It is free."""
+        self._free(0, self.total)
+
     def outstanding(self, node: str) -> int:
         """How many samples the node holds that it has not pushed."""
         return len(self.leased.get(node, IntervalSet()))

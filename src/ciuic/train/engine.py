@@ -35,6 +35,8 @@ REPORT_S = 1.0
 AHEAD_S = 30.0
 """Samples for so long are leased ahead, so that a node trains on while the hub is away."""
 ATTACH_AGAIN_S = 0.3
+DRAIN_S = 5.0
+"""A draining worker waits so long for its last push to merge, when there is more to push."""
 NON_FINITE_LIMIT = 3
 """So many non-finite pushes in a row fail the worker."""
 _log = logging.getLogger("ciuic.train")
@@ -79,6 +81,9 @@ class Engine:
     _initial_loss: tuple[float, int] | None = None
     _least_ahead: int = 1
     _in_a_row: int = 0
+    _drain_since_s: float = 0.0
+    _acknowledged: int = 0
+    """Sequence of the newest push that the hub has stored."""
     _evaluations: "queue.Queue[m.EvaluationRequest]" = field(default_factory=queue.Queue)
 
     @property
@@ -259,6 +264,8 @@ class Engine:
             if item.reply.status == "rejected":
                 _log.warning("a push was rejected (%s): %s", item.reply.reason, item.reply.detail)
                 self.machine.rejected(item.fragment, item.sequence)
+            else:
+                self._acknowledged = item.sequence
             return
         replica = self.machine.replicas[item.entry.header.fragment]
         waits = replica.in_flight is not None
@@ -342,7 +349,14 @@ class Engine:
     def _drained_step(self, changed: bool) -> tuple[str, bool]:
         if self.machine.can_push(0, 1):
             return "again", self._push() or changed
-        return ("again" if self.machine.replicas[0].in_flight else "end"), changed
+        flight = self.machine.replicas[0].in_flight
+        if flight is None:
+            return "end", changed
+        self._drain_since_s = self._drain_since_s or time.perf_counter()
+        is_late = time.perf_counter() - self._drain_since_s > DRAIN_S
+        is_stored = flight.sequence <= self._acknowledged  # durable on the hub: it merges without us
+        nothing_left = self.machine.unpushed_tokens() == 0
+        return ("end" if is_stored and (nothing_left or is_late) else "again"), changed
 
     def _complete_step(self, changed: bool, timeout_s: float) -> tuple[str, bool]:
         final = (self.leases.final_versions or [0])[0]

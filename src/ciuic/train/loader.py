@@ -87,14 +87,15 @@ class LeasedLoader:
         order = Permutation(size, seed) if size else None
         self.batches = LeasedBatches(source.take, order, place)
         self._inner = _rebuild(loader, self.batches)
-        self._finished = False
+        self._left = self._all_batches()
 
     def __iter__(self) -> Iterator[Any]:
-        if self._finished:
-            return
+        """The batches that are left: a loop that was broken off goes on where it stopped, with what is prefetched."""
+        return self._left
+
+    def _all_batches(self) -> Iterator[Any]:
         while self._source.wait():
             yield from self._run_of_batches()
-        self._finished = True
         self._source.finish()
 
     def _run_of_batches(self) -> Iterator[Any]:

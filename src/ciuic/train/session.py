@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ciuic.errors import TrainingLoopError
+from ciuic.errors import CiuicError, TrainingLoopError
 from ciuic.job import Job
 from ciuic.ledger.intervals import Range
 from ciuic.train.engine import DataFacts, Engine
@@ -57,6 +57,7 @@ class Run:
         self._batch_of_node = 1
         self._progress = 0.0
         self._drain_asked = False
+        self._attaching = False
 
     # ---- the public face
 
@@ -76,7 +77,7 @@ class Run:
         self._state, self._optimizer = ModelState(model, where), optimizer
         self._batch_of_node = int(loader.batch_size or 1) * self.world_size
         self._install_drain()
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
         if self.rank == 0:
             self._attach(loader, data_digest)
         model = self._gang.wrap(model, self.device)  # also gives every rank rank 0's parameters
@@ -109,6 +110,12 @@ class Run:
             engine.leave("failed" if failure else "stopped", detail)
         self._gang.close()
 
+    def _close_at_exit(self) -> None:
+        try:
+            self.close()
+        except CiuicError as error:  # the hub may have fenced this worker: that has been told already
+            _log.warning("this worker ends without a goodbye: %s", error.message)
+
     # ---- inside
 
     def _attach(self, loader: "DataLoader[Any]", data_digest: str) -> None:
@@ -123,7 +130,9 @@ class Run:
             connect=self._info.connect,
             evaluate=self._evaluate,
         )
+        self._attaching = True
         engine.attach()
+        self._attaching = False
         self._engine, self._progress = engine, engine.progress
 
     def _took(self, ranges: list[Range], tokens: int, data_s: float) -> None:
@@ -199,7 +208,6 @@ class Run:
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.finish()
-        self._progress = 1.0
 
     def _install_drain(self) -> None:
         """SIGTERM: finish the step, push, leave. A second one ends the process."""
@@ -207,6 +215,8 @@ class Run:
         def drain(signum: int, frame: object) -> None:
             self._drain_asked = True
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if self._attaching:
+                raise SystemExit(0)  # nothing was trained yet
 
         signal.signal(signal.SIGTERM, drain)
 

@@ -95,13 +95,11 @@ def _views(flat: Tensor, tensors: list[Tensor]) -> Iterator[Tensor]:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, tuple[Spec, Tensor]]]:
-    embeddings = {
-        f"{name}.weight" if name else "weight" for name, part in model.named_modules() if isinstance(part, nn.Embedding)
-    }
+    embeddings = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and parameter.numel():
             section = section_of(parameter.shape, is_router=_ROUTER.search(name) is not None)
-            rows = name in embeddings or (parameter.dim() >= 3 and _EXPERTS.search(name) is not None)
+            rows = id(parameter) in embeddings or (parameter.dim() >= 3 and _EXPERTS.search(name) is not None)
             yield name, (_spec(name, parameter, section, rows), parameter)
     persistent = model.state_dict(keep_vars=True).keys()
     integers = 0

@@ -59,6 +59,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
     end = {"node": run.node_id, "rank": run.rank, "steps": step, "digest": tiny_task.digest(plain)}
+    end["end"] = "complete" if run.progress == 1.0 else "drained"
     (options.records / f"{name}.end").write_text(json.dumps(end))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from codec_cases import same_bits
@@ -14,7 +15,7 @@ from ledger_frames import RUN, aggregator, memory_folder, push_of
 from ciuic.codec import CODEC_NAMES
 from ciuic.errors import LedgerDamagedError, StorageError
 from ciuic.ledger.aggregate import Aggregator, Facts
-from ciuic.ledger.entry import Push, entry_from_frame, snapshot_from_frame
+from ciuic.ledger.entry import Entry, Push, entry_from_frame, snapshot_from_frame
 from ciuic.ledger.replay import Rebuilt, rebuild
 from ciuic.ledger.store import FragmentStore
 
@@ -222,6 +223,22 @@ def test_an_accepted_push_that_is_missing_or_damaged_is_named(fragment: Fragment
     else:
         assert "n1.1.4" in caught.value.message
     assert "backup" in caught.value.next
+
+
+@pytest.mark.parametrize(
+    "changes", [{"digest": "0" * 32}, {"counters": (9, 9)}, {"outer_lr": 0.5}, {"codec": "int8"}], ids=str
+)
+def test_an_entry_that_says_something_else_than_its_pushes_give_is_damage(
+    fragment: Fragment, changes: dict[str, Any]
+) -> None:
+    fragment.round()
+    fragment.round()
+    last = fragment.store.entry(2)
+    forged = Entry(header=msgspec.structs.replace(last.header, **changes), payload=last.payload)
+    log = fragment.folder / "log.bin"
+    log.write_bytes(fragment.store.entries_after(0, 0)[0] + forged.to_frame())
+    with pytest.raises(LedgerDamagedError, match="entry 2 does not come out of its pushes again"):
+        fragment.restart()
 
 
 @pytest.mark.parametrize("which", ["base", "hub", "base missing", "hub missing"])

@@ -1,6 +1,6 @@
 // Charts by plotly's own file, as the installed plotly package ships it. Without it the page works; tables have the numbers.
 
-import { heldOut, mergedRates, timeShares } from "./model.js";
+import { heldOut, mergedRates, OPEN, timeShares } from "./model.js";
 import { count, duration, loss, percent } from "./format.js";
 import { setText } from "./dom.js";
 
@@ -8,6 +8,7 @@ const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "pe
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
 const COLOURS = 8;
 const HEIGHT = 250;
+const PAUSE_MS = 2000; // a chart is drawn again at most so often: drawing is what this page costs most
 let plotly = null;
 
 // Starts loading the library; resolves to whether it is there.
@@ -33,27 +34,38 @@ function refuseStyles() {
   return () => delete document.head.appendChild;
 }
 
-// One chart: its element, how to make its traces, and what its caption says.
+// One chart: its element, and `make(view)`, which gives {key, traces, layout, caption, empty}. The key changes with the data.
 export class Chart {
   constructor(id, make) {
     this.element = document.getElementById(id);
     this.caption = this.element.parentElement.querySelector("figcaption");
     this.make = make;
+    this.looks = "";
+    this.key = "";
+    this.drawnMs = 0;
   }
 
-  // view: {run, curves, nodeOrder}. Only what is on screen is drawn.
-  draw(view) {
-    const { traces, layout, caption, empty } = this.make(view);
+  // view: {run, curves, nodeOrder, time}. Only what is on screen and has changed is drawn.
+  draw(view, nowMs) {
+    const { key, traces, layout, caption, empty } = this.make(view);
     setText(this.caption, caption);
-    if (!plotly || this.element.clientWidth === 0) return;
     const theme = themeNow();
+    const looks = JSON.stringify([view.run?.run_id, this.element.clientWidth, theme.ink]);
+    if (!plotly || !this.element.clientWidth || !this.#isDue(looks, JSON.stringify(key), nowMs)) return;
     const full = { ...baseLayout(theme), ...layout, width: this.element.clientWidth, height: HEIGHT };
     for (const axis of ["xaxis", "yaxis"]) {
       const base = baseAxis(theme);
-      full[axis] = { ...base, ...layout[axis], title: { ...base.title, ...layout[axis]?.title } };
+      full[axis] = { ...base, ...layout[axis], title: { ...base.title, ...layout[axis]?.title }, visible: traces.length > 0 };
     }
     full.annotations = traces.length ? [] : [{ text: empty, showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { color: theme.muted } }];
     plotly.react(this.element, traces, full, { displayModeBar: false, doubleClick: false });
+  }
+
+  // At once when it must look different, after a while when only the data has changed.
+  #isDue(looks, key, nowMs) {
+    const isDue = looks !== this.looks || (key !== this.key && nowMs - this.drawnMs >= PAUSE_MS);
+    if (isDue) Object.assign(this, { looks, key, drawnMs: nowMs });
+    return isDue;
   }
 
   fail(text) {
@@ -63,16 +75,17 @@ export class Chart {
 
 // ---- what the charts show ------------------------------------------------------------------------------------------
 
-export function trainingChart({ run, curves, nodeOrder }) {
+export function trainingChart({ run, curves, nodeOrder, time }) {
   const scale = timeScale(run, [...curves.nodes.values()].flatMap((own) => own.loss.times.slice(-1)));
   const traces = inOrder(curves, nodeOrder).filter(([, own]) => own.loss.times.length).map(([name, own]) => ({
     ...lineOf(name, nodeOrder), x: own.loss.times.map(scale.of), y: own.loss.values, hovertemplate: "%{y:.3f}",
   }));
-  const latest = (run?.nodes ?? []).filter((node) => node.loss != null).map((node) => `${node.node_id} ${loss(node.loss)}`);
+  const latest = (run?.nodes ?? []).filter((node) => node.loss != null && node.state !== "gone").map((node) => `${node.node_id} ${loss(node.loss)}`);
   return {
+    key: isOpen(run) ? time : run?.state,
     traces,
     layout: { xaxis: { title: { text: scale.title } }, yaxis: { tickformat: ".2~f" } },
-    caption: latest.length ? `now: ${latest.join(", ")}` : "no node has reported a loss yet",
+    caption: latest.length ? `${isOpen(run) ? "now" : "at the end"}: ${latest.join(", ")}` : "no node has reported a loss yet",
     empty: "no loss reported since this page was opened",
   };
 }
@@ -89,6 +102,7 @@ export function heldOutChart({ run }) {
   const caption = points.length < 2 ? (first ? `${loss(first.loss)} at version ${first.version}` : "no evaluation yet")
     : `${loss(first.loss)} at version ${first.version}, ${loss(last.loss)} at version ${last.version}`;
   return {
+    key: [points.length, last?.loss],
     traces: points.length ? [trace] : [],
     layout: { xaxis: { title: { text: "version" }, tickformat: "d" }, yaxis: { tickformat: ".2~f" }, showlegend: false },
     caption,
@@ -96,7 +110,7 @@ export function heldOutChart({ run }) {
   };
 }
 
-export function throughputChart({ run, curves, nodeOrder }) {
+export function throughputChart({ run, curves, nodeOrder, time }) {
   const theme = themeNow();
   const merged = mergedRates(run);
   const scale = timeScale(run, [...[...curves.nodes.values()].flatMap((own) => own.rate.times.slice(-1)), ...merged.slice(-1).map((point) => point.time)]);
@@ -109,14 +123,23 @@ export function throughputChart({ run, curves, nodeOrder }) {
       line: { color: theme.muted, width: 3 }, opacity: 0.7, hovertemplate: "%{y:.3s}",
     });
   }
-  const rates = inOrder(curves, nodeOrder).map(([name]) => [name, curves.rateOf(name)]).filter(([, value]) => value != null);
-  const sum = rates.reduce((total, [, value]) => total + value, 0);
   return {
+    key: isOpen(run) ? time : run?.state,
     traces,
     layout: { xaxis: { title: { text: scale.title } }, yaxis: { rangemode: "tozero", tickformat: "~s" } },
-    caption: rates.length ? `now: ${count(sum)} tokens/s in all; ${rates.map(([name, value]) => `${name} ${count(value)}`).join(", ")}` : "no node is training now",
+    caption: speedInWords(run, inOrder(curves, nodeOrder).map(([name]) => [name, curves.rateOf(name)])),
     empty: "nothing has been trained yet",
   };
+}
+
+function speedInWords(run, rates) {
+  if (run?.ended_at && run.started_at) {
+    const tokens = run.nodes.reduce((sum, node) => sum + node.tokens, 0);
+    return `${count(tokens / (run.ended_at - run.started_at))} tokens/s from start to end`;
+  }
+  const known = rates.filter(([, value]) => value != null);
+  const sum = known.reduce((total, [, value]) => total + value, 0);
+  return known.length ? `now: ${count(sum)} tokens/s in all; ${known.map(([name, value]) => `${name} ${count(value)}`).join(", ")}` : "no node's speed is known now";
 }
 
 // In words, under the bars.
@@ -128,6 +151,10 @@ export function timeCaption(run) {
 }
 
 // ---- looks ---------------------------------------------------------------------------------------------------------
+
+function isOpen(run) {
+  return run != null && OPEN.has(run.state);
+}
 
 function inOrder(curves, nodeOrder) {
   return [...curves.nodes].sort(([a], [b]) => nodeOrder.indexOf(a) - nodeOrder.indexOf(b));

@@ -45,7 +45,8 @@ function story({ hub, run }) {
   if (run.state === "finished") return `${run.run_id} has finished${agreement}`;
   if (run.state === "stopped") return `${run.run_id} was stopped; \`ciuic resume ${run.run_id}\` goes on`;
   const atWork = run.nodes.filter((node) => ["training", "idle"].includes(node.state)).length;
-  if (atWork) return `${plural(atWork, "node trains", "nodes train")} ${run.run_id}`;
+  const starting = hub.nodes.filter((node) => node.state === "assigned" && node.run_id === run.run_id).map((node) => node.node_id);
+  if (atWork) return `${plural(atWork, "node trains", "nodes train")} ${run.run_id}${starting.length ? `, ${joined(starting)} starting` : ""}`;
   return `the workers of ${run.run_id} are starting`;
 }
 

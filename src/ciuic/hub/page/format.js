@@ -22,6 +22,7 @@ export function rate(bitsPerS) {
 
 export function duration(seconds) {
   if (seconds == null || !Number.isFinite(seconds)) return NOTHING;
+  if (seconds === 0) return "0 s";
   if (seconds < 0.9995) return `${(seconds * 1000).toFixed(seconds < 0.00995 ? 1 : 0)} ms`;
   if (seconds < 59.95) return `${seconds.toFixed(seconds < 9.95 ? 1 : 0)} s`;
   const minutes = Math.floor(Math.round(seconds) / 60);

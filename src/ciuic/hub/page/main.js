@@ -6,7 +6,7 @@ import { byId, setText } from "./dom.js";
 import { findings, verdict } from "./findings.js";
 import { drawConnection, drawHub, drawRun, drawRunChoice, drawVerdict } from "./head.js";
 import { drawMap, LEGEND } from "./map.js";
-import { Model, OPEN } from "./model.js";
+import { Model, OPEN, PerMinute } from "./model.js";
 import { Connection } from "./stream.js";
 import { drawCost, drawEvents, drawFindings, drawLedger, drawMembers, drawNodes, drawRounds, drawTabCounts } from "./tables.js";
 import { Tabs } from "./tabs.js";
@@ -15,10 +15,10 @@ const REFETCH_MS = 2000;
 
 let chosenRunId = "";
 let isScheduled = false;
-let drawMs = 0;
 let fetchedMs = -REFETCH_MS;
 
 const model = new Model();
+const drawing = new PerMinute(); // milliseconds spent on it
 const charts = [
   new Chart("chart-training", trainingChart),
   new Chart("chart-heldout", heldOutChart),
@@ -53,7 +53,7 @@ function schedule() {
     isScheduled = false;
     const beganMs = performance.now();
     draw(beganMs);
-    drawMs = performance.now() - beganMs;
+    drawing.add(performance.now() - beganMs, beganMs);
   });
 }
 
@@ -80,18 +80,18 @@ function draw(nowMs) {
   drawVerdict(verdict({ hub: model.hub, run }, found));
   document.title = `${run ? `${Math.round(run.progress * 100)} % ${run.name} · ` : ""}ciuic`;
   drawTabCounts({ nodes: model.hub.nodes.length, rounds: run?.rounds.length ?? null, events: model.events.length });
-  drawView(tabs.current, { run, curves, rateOf, found, sinceS, nodeOrder });
-  drawCost(model.cost, model.traffic.bytesPerS(), drawMs);
+  drawView(tabs.current, { run, curves, rateOf, found, sinceS, nodeOrder, nowMs });
+  drawCost(model.cost, model.traffic.perS(), drawing.perS());
 }
 
 // Only the view that is open.
-function drawView(name, { run, curves, rateOf, found, sinceS, nodeOrder }) {
+function drawView(name, { run, curves, rateOf, found, sinceS, nodeOrder, nowMs }) {
   if (name === "overview") {
     const nodes = model.hub.nodes.map((node) => ({ ...node, tokensPerS: rateOf(node.node_id), note: baseNote(node, run) }));
     drawMap(byId("map"), nodes, run?.versions.length ? `version ${Math.min(...run.versions)}` : "");
     drawFindings(found);
     drawLedger(run);
-    charts.forEach((chart) => chart.draw({ run, curves, nodeOrder }));
+    charts.forEach((chart) => chart.draw({ run, curves, nodeOrder, time: model.time }, nowMs));
     drawBars(byId("time"), run?.nodes ?? []);
     setText(byId("time-caption"), timeCaption(run));
   } else if (name === "nodes") {

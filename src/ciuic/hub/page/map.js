@@ -105,7 +105,7 @@ function frame(width, height, nodes) {
 function link(node, path, middle) {
   const { tone, line, mark } = look(node.state);
   const group = svg("g", { class: "link", "data-tone": tone, "data-line": line }, svg("path", { d: path }));
-  if (line === "dotted") group.append(svg("text", { x: middle.x, y: middle.y + 5, class: "cut", "text-anchor": "middle" }, mark));
+  if (node.state === "dead") group.append(svg("text", { x: middle.x, y: middle.y + 5, class: "cut", "text-anchor": "middle" }, mark));
   return group;
 }
 

@@ -18,7 +18,7 @@ export class Model {
     this.time = 0; // the hub's clock when the message was made
     this.receivedMs = 0;
     this.curves = new Map(); // run id -> Curves
-    this.traffic = new Traffic();
+    this.traffic = new PerMinute(); // bytes
   }
 
   // One message of /api/stream?news=1. The first one of a connection is whole, the others hold what is new.
@@ -158,21 +158,21 @@ class Curve {
   }
 }
 
-// Bytes per second of the stream itself over the last minute.
-class Traffic {
+// A sum over the last minute, per second: bytes of the stream, milliseconds of drawing.
+export class PerMinute {
   constructor() {
     this.recent = [];
   }
 
-  add(byteCount, nowMs) {
-    this.recent.push([nowMs, byteCount]);
+  add(amount, nowMs) {
+    this.recent.push([nowMs, amount]);
     while (nowMs - this.recent[0][0] > 60000) this.recent.shift();
   }
 
-  bytesPerS() {
+  perS() {
     if (this.recent.length < 2) return null;
     const spanS = (this.recent.at(-1)[0] - this.recent[0][0]) / 1000;
-    return this.recent.slice(1).reduce((sum, [, byteCount]) => sum + byteCount, 0) / Math.max(spanS, 0.001);
+    return this.recent.slice(1).reduce((sum, [, amount]) => sum + amount, 0) / Math.max(spanS, 0.001);
   }
 }
 

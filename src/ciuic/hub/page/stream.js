@@ -46,6 +46,7 @@ export class Connection {
   }
 
   async #lost(reason) {
+    if (!this.source) return;
     this.source.close();
     this.source = null;
     this.failures += 1;
@@ -62,15 +63,20 @@ export class Connection {
   }
 }
 
-// What stands in the way: the proxy on this machine, or the hub behind it.
+// What stands in the way: the proxy on this machine, or the hub behind it; "" when nothing does any more.
 async function reasonOfSilence() {
+  let answer;
   try {
-    const answer = await fetch("/v1/hub", { cache: "no-store", signal: AbortSignal.timeout(8000) });
-    if (answer.ok) return "";
-    const { error } = await answer.json();
-    return [error.message, error.cause].filter(Boolean).join(": ");
+    answer = await fetch("/v1/hub", { cache: "no-store", signal: AbortSignal.timeout(8000) });
   } catch (problem) {
     if (problem instanceof DOMException && problem.name === "TimeoutError") return "the hub does not answer";
     return "the proxy on this machine does not answer; start it again with: ciuic dash";
+  }
+  if (answer.ok) return "";
+  try {
+    const { error } = await answer.json();
+    return [error.message, error.cause].filter(Boolean).join(": ");
+  } catch {
+    return `the hub's answer cannot be understood: HTTP status ${answer.status}`;
   }
 }

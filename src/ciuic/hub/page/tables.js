@@ -213,11 +213,11 @@ export function drawTabCounts(counts) {
   }
 }
 
-// What watching costs: this stream, and the hub's work for it.
-export function drawCost(cost, bytesPerS, drawMs) {
-  const stream = bytesPerS == null ? "" : `, ${bytes(bytesPerS)}/s over the last minute`;
+// What watching costs: the hub's work for this stream, the stream, and the drawing here.
+export function drawCost(cost, bytesPerS, drawMsPerS) {
   const built = cost.messages
     ? `the hub's latest message: ${bytes(cost.message_bytes)}, built in ${duration(cost.build_s)} (${duration(cost.build_cpu_s)} of processor time)`
     : "this is the hub's first message";
-  setText(byId("cost"), `the monitor's own cost: ${built}${stream}; ${plural(cost.viewers, "page")} watching; drawn here in ${duration(drawMs / 1000)}`);
+  const minute = bytesPerS == null ? "" : `; over the last minute ${bytes(bytesPerS)}/s, and drawing took ${percent(drawMsPerS / 1000, 1)} of this browser's time`;
+  setText(byId("cost"), `the monitor's own cost: ${built}; ${plural(cost.viewers, "page")} watching${minute}`);
 }
