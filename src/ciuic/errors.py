@@ -217,12 +217,6 @@ class RunFailedError(CiuicError):
     exit_code = 7
 
 
-class WorkerFailedError(RunFailedError):
-    """A training process ended with an error and its restart budget is spent."""
-
-    code = "CIUIC-601"
-
-
 class CheckFailedError(RunFailedError):
     """A self-check (`ciuic node check`, the demo's verdict) did not hold."""
 

@@ -277,7 +277,7 @@ def test_another_model_a_flipped_bit_a_cut_and_an_oversized_push_leave_the_run_u
         worker.attach()
         other = small_layout()
         changed = msgspec.structs.replace(other, tensors=other.tensors[:-1])
-        request = AttachRequest(layout=msgspec.to_builtins(changed), layout_digest=changed.digest, base_digests=[])
+        request = AttachRequest(layout=msgspec.to_builtins(changed))
         with pytest.raises(LayoutMismatchError, match="norm"):
             worker.client.call("POST", f"{worker.path}/attach", request, AttachReply)
         worker.train(worker.lease())

@@ -1,5 +1,6 @@
 """The port itself: held answers, streams, limits, slow and hostile callers, a clean end, kill -9."""
 
+import contextlib
 import json
 import os
 import socket
@@ -281,6 +282,25 @@ def test_slow_callers_do_not_hold_up_the_others(hub: HubProcess) -> None:
     finally:
         for stream in slow:
             stream.close()
+
+
+def test_a_stranger_whose_body_dribbles_in_is_cut_off(hub: HubProcess) -> None:
+    stream = raw_connection(hub)
+    stream.settimeout(0.5)
+    stream.sendall(b"POST /v1/join HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
+    began = time.monotonic()
+    try:
+        while time.monotonic() - began < 40.0:
+            stream.sendall(b" ")
+            with contextlib.suppress(TimeoutError):
+                if not stream.recv(1):
+                    break
+    except OSError:
+        pass
+    else:
+        assert time.monotonic() - began < 40.0, "it could go on for ever"
+    finally:
+        stream.close()
 
 
 # ---- the end, and after it -----------------------------------------------------------------------------------------

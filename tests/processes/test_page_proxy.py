@@ -181,9 +181,10 @@ def test_a_quiet_stream_tells_that_it_is_alive(dash: Dash) -> None:
     with closing(http.client.HTTPConnection("127.0.0.1", dash.port, timeout=30)) as connection:
         connection.request("GET", "/api/stream")
         response = connection.getresponse()
-        lines = [response.readline() for _ in range(20)]  # a node of another test may still make some news
-        place = lines.index(b"event: alive\n")
-        assert lines[place + 1] == b"data: 1\n"
+        for _ in range(20):  # a node of another test may still make some news
+            if response.readline() == b"event: alive\n":
+                break
+        assert response.readline() == b"data: 1\n"
 
 
 def test_a_stream_ends_when_the_hub_stops_and_another_one_works_after_it_came_back(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_strangers_and_forgers_are_refused_and_the_run_is_unharmed(tmp_path: Pat
         assert info.samples.duplicated == 0
         assert info.loss_consistent is True
         assert {node.name for node in nodes} == {node.node_id for node in info.nodes}
-    assert each_once(records, TOTAL)
+        assert each_once(records, TOTAL)
 
 
 # ---- tokens
@@ -219,4 +219,4 @@ def test_second_worker_of_one_identity_fences_the_first_and_the_newest_goes_on(t
         info = cluster.finished(run)
         assert info.samples.duplicated == 0
         assert "Exception ignored" not in said
-    assert len(trained(records)) == TOTAL
+        assert len(trained(records)) == TOTAL

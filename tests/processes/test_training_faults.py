@@ -57,7 +57,7 @@ def test_hub_killed_in_the_middle_of_a_round_comes_back_and_no_push_is_lost(tmp_
         assert all_merged(info)
         assert without_gaps(entries(cluster, run))
         assert info.samples.duplicated == 0
-    assert each_once(records, total)
+        assert each_once(records, total)
 
 
 def _when_a_waits(info: RunInfo) -> RunInfo | None:
@@ -89,10 +89,10 @@ def test_node_that_loses_power_and_returns_gets_work_again_and_nobody_waits_for_
         assert all_merged(info)
         assert info.samples.duplicated == 0
         assert sequences(entries(cluster, run)).keys() == {("a", 1), ("b", 1), ("c", 1), ("c", 2)}
-    print({node.node_id: (node.longest_stall_s, node.step_s) for node in survivors})
-    assert all(node.longest_stall_s <= 2 * STEP_S + 1 for node in survivors)
-    assert len(trained(records)) == total
-    assert set(trained(records, "a").values()) == set(trained(records, "b").values()) == {1}
+        print({node.node_id: (node.longest_stall_s, node.step_s) for node in survivors})
+        assert all(node.longest_stall_s <= 2 * STEP_S + 1 for node in survivors)
+        assert len(trained(records)) == total
+        assert set(trained(records, "a").values()) == set(trained(records, "b").values()) == {1}
 
 
 def test_sigterm_drains_a_node_and_its_last_steps_count(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_sigterm_drains_a_node_and_its_last_steps_count(tmp_path: Path) -> None:
         assert without_gaps(entries(cluster, run))
         drained = {node.node_id: node for node in info.nodes}["b"]
         assert (drained.state, drained.samples) == ("gone", sum(trained(records, "b").values()))
-    assert each_once(records, total)
+        assert each_once(records, total)
 
 
 # ---- workers
@@ -135,7 +135,7 @@ def test_killed_worker_is_restarted_and_its_samples_are_trained_after_all(tmp_pa
         assert "killed by SIGKILL" in nodes[1].said()
         assert all_merged(info)
         assert info.samples.duplicated == 0
-    assert len(trained(records)) == total
+        assert len(trained(records)) == total
 
 
 def test_worker_that_stood_still_loses_nothing_and_the_others_go_on(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_worker_that_stood_still_loses_nothing_and_the_others_go_on(tmp_path: Pa
         assert worker.pid in {int(file.stem.rpartition(".")[2]) for file in records.glob("c.*.end")}
         assert info.samples.duplicated == 0
         print(sequences(entries(cluster, run)), {node.node_id: node.pushes_rejected for node in info.nodes})
-    assert each_once(records, total)
+        assert each_once(records, total)
 
 
 def test_loss_that_is_not_a_number_on_one_node_never_reaches_the_ledger(tmp_path: Path) -> None:
@@ -183,6 +183,6 @@ def test_loss_that_is_not_a_number_on_one_node_never_reaches_the_ledger(tmp_path
         losses = [point.loss for point in info.evaluations]
         assert np.isfinite(losses).all()
         assert losses[-1] < losses[0]
-    assert set(trained(records, "a").values()) == {1}
-    assert set(trained(records, "b").values()) == {1, 2}  # what was trained into the void was trained again
-    assert len(trained(records)) == total
+        assert set(trained(records, "a").values()) == {1}
+        assert set(trained(records, "b").values()) == {1, 2}  # what was trained into the void was trained again
+        assert len(trained(records)) == total

@@ -56,17 +56,17 @@ def test_three_nodes_learn_as_much_as_one_process_from_the_same_tokens(tmp_path:
             train={"seed": seed},
         )
         info = cluster.finished(cluster.submit(job))
-    together = next(point.loss for point in info.evaluations if point.final)
-    first = next(point.loss for point in info.evaluations if point.version == 0)
-    print(
-        f"held-out loss after {total:,} samples (seed {seed}, from {first:.3f}): one process {alone:.3f}, "
-        f"{NODES} nodes with 1-bit updates every {INTERVAL} steps {together:.3f} ({together - alone:+.3f}); "
-        f"{info.push_bytes + info.entry_bytes:,} bytes of updates in {info.versions[0]} versions"
-    )
-    assert alone < 0.3 * first
-    assert together <= alone + 0.1
-    assert info.loss_consistent is True
-    assert each_once(records, total)
-    assert len({end["digest"] for end in ends(records)}) == 1
-    assert all(sum(trained(records, node.node_id).values()) == node.samples for node in info.nodes)
-    assert min(node.samples for node in info.nodes) > total / NODES / 3
+        together = next(point.loss for point in info.evaluations if point.final)
+        first = next(point.loss for point in info.evaluations if point.version == 0)
+        print(
+            f"held-out loss after {total:,} samples (seed {seed}, from {first:.3f}): one process {alone:.3f}, "
+            f"{NODES} nodes with 1-bit updates every {INTERVAL} steps {together:.3f} ({together - alone:+.3f}); "
+            f"{info.push_bytes + info.entry_bytes:,} bytes of updates in {info.versions[0]} versions"
+        )
+        assert alone < 0.3 * first
+        assert together <= alone + 0.1
+        assert info.loss_consistent is True
+        assert each_once(records, total)
+        assert len({end["digest"] for end in ends(records)}) == 1
+        assert all(sum(trained(records, node.node_id).values()) == node.samples for node in info.nodes)
+        assert min(node.samples for node in info.nodes) > total / NODES / 3

@@ -25,7 +25,7 @@ def test_own_loop_with_loader_processes_trains_every_sample_once(tmp_path: Path)
         for node in nodes:
             agent = psutil.Process(node.agent.popen.pid)
             wait_for(lambda a=agent: not a.children(), f"an agent {node.name} without children")
-    assert each_once(records, total)
+        assert each_once(records, total)
 
 
 def test_node_runs_no_code_from_jobs_unless_its_owner_allowed_it(tmp_path: Path) -> None:
@@ -59,9 +59,7 @@ def test_program_that_always_crashes_fails_its_run_with_its_own_words(tmp_path: 
         run = cluster.submit(job)
         info = cluster.ended(run)
         assert info.state == "failed"
-        assert info.reason == (
-            "the workers of all its nodes failed; first a: ValueError: no such luck at step 7"
-        )
+        assert info.reason == ("the workers of all its nodes failed; first a: ValueError: no such luck at step 7")
         assert "after 1 restarts: ValueError: no such luck at step 7" in cluster.await_event("worker.failed", "a").text
         assert node.said().count("worker started as process") == 2
         assert info.samples.lost == info.samples.duplicated == 0

@@ -289,7 +289,8 @@ class Cluster:
     def ended(self, run_id: str) -> RunInfo:
         """The run once it has ended and all its nodes are free again."""
         wait_for(lambda: self.info(run_id).state in ("finished", "failed", "stopped"), f"the end of {run_id}")
-        wait_for(lambda: all(self.node_state(name) != "training" for name in self.nodes), "free nodes")
+        at_rest = ("idle", "left", "dead", "evicted")
+        wait_for(lambda: all(self.node_state(name) in at_rest for name in self.nodes), "free nodes")
         return self.info(run_id)
 
     def finished(self, run_id: str) -> RunInfo:

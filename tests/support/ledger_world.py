@@ -110,7 +110,7 @@ class World:
         if old is not None:
             old.dead = True
         request = m.AttachRequest(
-            layout=_dict(self.layout), layout_digest=self.layout.digest, base_digests=[], dataset_samples=0
+            layout=_dict(self.layout), dataset_samples=0
         )
         reply = self.hub.attach(name, request)
         if reply.state == "initialize":

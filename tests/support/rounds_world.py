@@ -78,7 +78,7 @@ class Rounds:
 
     def request(self, layout: Layout | None = None, **changes: Any) -> m.AttachRequest:
         layout = layout or self.layout
-        fields = {"layout": msgspec.to_builtins(layout), "layout_digest": layout.digest, "base_digests": []}
+        fields = {"layout": msgspec.to_builtins(layout)}
         return m.AttachRequest(**fields | changes)
 
     def attach(self, node: str, **changes: Any) -> m.AttachReply:

@@ -18,6 +18,7 @@ def script_job(
     *options: object,
     nodes: int,
     samples: int,
+    ranks: int = 1,
     program: str = "train_tiny.py",
     **sections: dict[str, Any],
 ) -> dict[str, Any]:
@@ -25,13 +26,12 @@ def script_job(
     command = ["python", str(SCRIPTS / program), "--records", str(records), *map(str, options)]
     defaults: dict[str, dict[str, Any]] = {
         "model": {"command": command},
-        "nodes": {"min": nodes},
+        "nodes": {"min": nodes, "ranks": ranks},
         "sync": {"interval": 5},
         "train": {"samples": samples, "evaluate_every": 10},
         "fault": {"grace": "3 s"},
     }
     for name, section in sections.items():
-        name = name.removesuffix("_section")
         defaults[name] = {**defaults.get(name, {}), **section}
     return {"name": "tiny", **defaults}
 

@@ -1,4 +1,4 @@
-"""What this machine is: the text to paste into a bug report, and what `ciuic node check` looks at."""
+"""What this machine is: the text to paste into a bug report."""
 
 import importlib.metadata
 import os

@@ -146,7 +146,7 @@ def _held_out_loss(run: RunInfo) -> str:
     """The latest one, with the first beside it."""
     if not run.evaluations:
         return "-"
-    first, last = run.evaluations[0].loss, run.evaluations[-1].loss
+    first, last = run.evaluations[0].loss, max(run.evaluations, key=lambda point: point.version).loss
     return f"{last:.3f}" if len(run.evaluations) == 1 else f"{first:.3f} -> {last:.3f}"
 
 

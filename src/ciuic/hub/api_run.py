@@ -52,7 +52,7 @@ class RunApi:
         """All endpoints of this part."""
         route, run = self._desk.route, "/v1/runs/{run}"
         return [
-            route("POST", f"{run}/attach", self.attach, roles=NODES, limit_bytes=ATTACH_LIMIT_BYTES),
+            route("POST", f"{run}/attach", self.attach, roles=NODES, limit_bytes=0),
             route("POST", f"{run}/detach", self.detach, roles=NODES),
             route("POST", f"{run}/lease", self.lease, roles=NODES),
             route("POST", f"{run}/report", self.report, roles=NODES),
@@ -65,7 +65,13 @@ class RunApi:
 
     async def attach(self, call: Call) -> Response:
         """Only nodes that the hub has assigned to the run may take a place in it."""
-        request = decode(call.body, AttachRequest)
+        await self._check_assigned(call)
+        request = decode(await call.read(ATTACH_LIMIT_BYTES), AttachRequest)
+        answer = await self._ledger(call, lambda ledger: ledger.attach(call.name, request))
+        return reply(self._with_boot(answer))
+
+    async def _check_assigned(self, call: Call) -> None:
+        """Before a body is read. Raises ConflictError."""
         run_id, node_id = call.path("run"), call.name
         if node_id not in await self._desk.short(self._hub.members, run_id):
             run = await self._desk.short(self._hub.run, run_id)
@@ -74,8 +80,6 @@ class RunApi:
                 cause=f"the run is {run.state}" if run.state != "running" else "the hub has taken it out of the run",
                 next="stop this worker; the agent starts a new one when the hub assigns the run again",
             )
-        answer = await self._ledger(call, lambda ledger: ledger.attach(node_id, request))
-        return reply(self._with_boot(answer))
 
     def _with_boot(self, answer: AttachReply) -> AttachReply:
         return answer if answer.boot_id else msgspec.structs.replace(answer, boot_id=self._hub.boot_id)
@@ -101,6 +105,8 @@ class RunApi:
         return reply(Ok())
 
     async def push(self, call: Call) -> Response:
+        if not await self._ledger(call, lambda ledger: ledger.knows(call.name)):
+            raise ConflictError(f"{call.name} has no place in {call.path('run')}", next="attach first")
         frame = await call.read(await self._frame_limit(call))
         return reply(await self._ledger(call, lambda ledger: ledger.push(call.name, frame)))
 
@@ -108,6 +114,7 @@ class RunApi:
         fragment = call.number("fragment")
         if call.number("version") != 0:
             raise ConflictError("only version 0 is uploaded", cause="all later versions come from entries")
+        await self._check_assigned(call)
         frame = await call.read(await self._frame_limit(call))
         await self._ledger(call, lambda ledger: ledger.put_snapshot(call.name, fragment, frame))
         return reply(Ok())

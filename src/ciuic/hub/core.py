@@ -259,6 +259,7 @@ class Hub:
         """Let time pass in one ledger and notice its end; seconds until the next call is wanted."""
         try:
             ledger = self.ledger(run_id)
+            self._reconcile(run_id, ledger)
             wait_s = ledger.tick()
             if ledger.finished:
                 self._finish(run_id)
@@ -354,11 +355,11 @@ class Hub:
             self.say(line)
 
     def _reconcile(self, run_id: str, ledger: Ledger) -> None:
-        """A ledger was opened, perhaps after a crash: nodes it counts on but which are not in the run are gone."""
+        """Nodes that the ledger counts on but that are not in the run are gone (after a crash, or a late word)."""
         members = self.members(run_id)
-        for node in ledger.info(full=False).get("nodes", []):
-            if node.node_id not in members:
-                ledger.node_gone(node.node_id)
+        for node in ledger.present():
+            if node not in members:
+                ledger.node_gone(node)
 
     def _close(self, run_id: str) -> None:
         if self.has_ended(run_id):  # not resumed meanwhile

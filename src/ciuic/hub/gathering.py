@@ -13,6 +13,7 @@ class Gathering:
         self._arrived: dict[str, float] = {}
         self.initializer = ""
         self._chosen_s = 0.0
+        self._chosen: set[str] = set()
 
     def arrive(self, node: str, now_s: float) -> None:
         """A worker of this node asks."""
@@ -29,7 +30,12 @@ class Gathering:
         if self.initializer not in ("", node) and now_s - self._chosen_s <= UPLOAD_S:
             return False
         self.initializer, self._chosen_s = node, now_s
+        self._chosen.add(node)
         return True
+
+    def may_upload(self, node: str) -> bool:
+        """Whether this node was told to: a slow upload still counts, the first one that is whole wins."""
+        return node in self._chosen
 
     def present(self, now_s: float) -> list[str]:
         """Nodes whose workers wait for the start."""

@@ -28,6 +28,11 @@ class Peer:
         self._der = der
         self._identity: Identity | None = None
 
+    @property
+    def is_anonymous(self) -> bool:
+        """It showed no certificate."""
+        return self._der is None
+
     def identity(self) -> Identity:
         """Who it is. Raises CertificateError."""
         if self._identity is None:
@@ -79,7 +84,13 @@ class PeerProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._forget_patience()
+        if self._peer.is_anonymous:  # its body, too, must come within that time, however steadily it dribbles
+            self._patience = self.loop.call_later(REQUEST_S, self.transport.abort)
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._forget_patience()
+        super().on_message_complete()
 
     def on_body(self, body: bytes) -> None:
         """What comes after the answer was given is dropped (by uvicorn), but not for ever."""

@@ -76,8 +76,7 @@ def _reopen_fragment(ledger: "RunLedger", number: int, fragment: Fragment) -> No
     rebuilt = rebuild(fragment.aggregator, fragment.store, ledger.run_id)
     fragment.snapshot_version = rebuilt.snapshot_version
     push_bytes = fragment.aggregator.push_payload_bytes
-    for entry, (_, entry_bytes) in zip(rebuilt.merged, fragment.store.log.frames, strict=True):
-        header = entry.header
+    for header, (_, entry_bytes) in zip(rebuilt.merged, fragment.store.log.frames, strict=True):
         ledger.history.closed(header, push_bytes * len(header.contributors), entry_bytes)
         for contributor in header.contributors:
             ledger.count_merged(contributor, number)
@@ -86,6 +85,7 @@ def _reopen_fragment(ledger: "RunLedger", number: int, fragment: Fragment) -> No
             _count_rejected(ledger.member(rejection.node), rejection, number)
     for push in rebuilt.inbox:
         ledger.take(fragment, push, late=False)
+    fragment.inbox.forget_lateness()  # they all "arrived" just now
 
 
 def _count_rejected(member: Member, rejection: Rejection, fragment: int) -> None:

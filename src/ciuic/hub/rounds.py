@@ -16,6 +16,7 @@ from ciuic.errors import (
     CiuicError,
     ConflictError,
     DataError,
+    LayoutMismatchError,
     NotFoundError,
     RoleError,
     StorageError,
@@ -43,6 +44,7 @@ SNAPSHOT_SHARE = 0.5
 """A snapshot is written when the entries since the last one exceed this share of the base: a joiner's download and a
 restart's replay stay bounded."""
 MAX_LEASE = 1 << 20
+DETAIL_CHARACTERS = 300
 SMALL_LEASE = 32
 """Leases are not made smaller than this."""
 
@@ -65,7 +67,7 @@ class RunLedger:
         self.samples = SampleLedger(0)
         self.epoch = 0
         self.started = False
-        self._data_digest = ""
+        self._ground: m.AttachRequest | None = None
         self._gathering = Gathering()
         self._storage_problem = ""
 
@@ -103,7 +105,7 @@ class RunLedger:
         """A worker asks for its place. The first one uploads version 0; all wait until min nodes are there."""
         layout = layout_from_dict(request.layout)
         with self._lock:
-            self._check_data(node, request)
+            self._check_same_ground(node, request)
             if self.layout is None:
                 check_memory(layout)
                 write_durable(self.folder / "layout.json", msgspec.json.encode(layout))
@@ -116,21 +118,31 @@ class RunLedger:
                 return self._attach_reply("initialize" if first else "wait")
             if not self.started and not self._start(request):
                 return self._attach_reply("wait")
-            return self._attach_ready(node)
+            return self._attach_ready(node, request)
 
     @property
     def _has_base(self) -> bool:
         return bool(self.fragments) and all(f.snapshot_version >= 0 for f in self.fragments)
 
-    def _check_data(self, node: str, request: m.AttachRequest) -> None:
-        if not self._data_digest:
-            self._data_digest = request.data_digest
-        elif request.data_digest and request.data_digest != self._data_digest:
+    def _check_same_ground(self, node: str, request: m.AttachRequest) -> None:
+        """The first worker's frozen parameters and data are the measure for the others."""
+        if self._ground is None:
+            self._ground = request
+        elif request.frozen_digest != self._ground.frozen_digest:
+            raise LayoutMismatchError(
+                f"the parameters of {node} that are not trained differ from the first node's",
+                cause=f"digest {request.frozen_digest[:12]} there, {self._ground.frozen_digest[:12]} here",
+                next="load the same pretrained model on every node",
+            )
+
+    def _tell_other_data(self, node: str, request: m.AttachRequest) -> None:
+        first = self._ground.data_digest if self._ground else ""
+        if first and request.data_digest and request.data_digest != first:
             self._emit(
                 "data.differs",
                 f"{node} reads other training data than the first node; sample numbers mean other texts there",
                 node,
-                {"here": request.data_digest, "first": self._data_digest},
+                {"here": request.data_digest[:64], "first": first[:64]},
             )
 
     def _start(self, request: m.AttachRequest) -> bool:
@@ -150,7 +162,8 @@ class RunLedger:
         self._emit("run.training", f"{len(present)} nodes start: {total:,} samples", "", {"nodes": present})
         return True
 
-    def _attach_ready(self, node: str) -> m.AttachReply:
+    def _attach_ready(self, node: str, request: m.AttachRequest) -> m.AttachReply:
+        self._tell_other_data(node, request)
         member = self.member(node)
         incarnation = member.incarnation + 1
         returned = tuple(self.samples.give_back(node))
@@ -160,7 +173,8 @@ class RunLedger:
         self.epoch += 1
         back = sum(b - a for a, b in returned)
         text = f"{node} is back (incarnation {incarnation})" if again else f"{node} trains"
-        self._emit("worker.attached", text + (f"; {back} leased samples went back" if back else ""), node, {})
+        facts = {"torch": request.torch_version[:64], "device": request.device[:64]}
+        self._emit("worker.attached", text + (f"; {back} leased samples went back" if back else ""), node, facts)
         self._wake()
         return self._attach_reply("ready", incarnation)
 
@@ -194,7 +208,7 @@ class RunLedger:
             is_there = place.snapshot_version >= 0
             if is_there and snapshot.header.digest == aggregator.digest:
                 return  # sent again because its reply was lost
-            if is_there or not self._gathering.should_initialize(node, self._clock()):
+            if is_there or not self._gathering.may_upload(node):
                 raise ConflictError(
                     f"{node} is not the one that uploads version 0 of fragment {fragment}",
                     cause="another worker does, or it is there already",
@@ -215,8 +229,12 @@ class RunLedger:
                 return  # sent again because its reply was lost
             member.has_left = True
             back = self._depart(member, "done" if request.reason == "finished" else "gone")
-            text = f"{node} left the run: {request.reason}" + (f" ({request.detail})" if request.detail else "")
-            self._emit("worker.detached", text + (f"; {back} leased samples went back" if back else ""), node, {})
+            text = f"{node} left the run: {request.reason}"
+            if request.detail:
+                text += f" ({request.detail[:DETAIL_CHARACTERS]})"
+            if back:
+                text += f"; {back} leased samples went back"
+            self._emit("worker.detached", text, node, {})
         self._after_departure()
 
     def node_gone(self, node: str) -> int:
@@ -299,6 +317,16 @@ class RunLedger:
         """Every sample is committed and no attached worker is still busy."""
         with self._lock:
             return self._is_complete and not any(member.is_present for member in self.members.values())
+
+    def present(self) -> list[str]:
+        """Nodes whose workers count as being in the run."""
+        with self._lock:
+            return [member.node for member in self.members.values() if member.is_present]
+
+    def knows(self, node: str) -> bool:
+        """Whether a worker of this node ever took its place in the run."""
+        with self._lock:
+            return node in self.members
 
     # ---- pushing
 

@@ -55,6 +55,10 @@ class Inbox:
             self._first_s = now_s
         self.waiting[push.key] = push
 
+    def forget_lateness(self) -> None:
+        """What was seen so far says nothing about how late nodes are."""
+        self._lateness_s.clear()
+
     def has_from(self, node: str) -> bool:
         return any(key[0] == node for key in self.waiting)
 

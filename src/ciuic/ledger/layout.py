@@ -18,6 +18,7 @@ SMALL_ELEMENTS = 4096
 MAX_TENSORS = 1_000_000
 MAX_ELEMENTS = 1 << 42
 MAX_COUNTERS = 65_536
+MAX_FRAGMENTS = 256
 _SECTION_ORDER = {"coded": 0, "small": 1, "buffer": 2, "counter": 3}
 
 Section = Literal["coded", "small", "buffer", "counter"]
@@ -102,7 +103,7 @@ def section_of(shape: Sequence[int], *, is_router: bool = False) -> Literal["cod
 
 def make_layout(tensors: Sequence[Tensor], fragment_count: int = 1) -> Layout:
     """Put tensors into storage order and check them. Raises ProtocolError naming the tensor."""
-    if not 1 <= fragment_count <= MAX_TENSORS:
+    if not 1 <= fragment_count <= MAX_FRAGMENTS:
         raise ProtocolError(f"a layout of {fragment_count} fragments cannot be", next="use at least one fragment")
     if len(tensors) > MAX_TENSORS:
         raise ProtocolError(f"a layout of {len(tensors)} tensors is over the limit of {MAX_TENSORS}")

@@ -7,7 +7,7 @@ import numpy as np
 
 from ciuic.errors import FrameError, LedgerDamagedError
 from ciuic.ledger.aggregate import Aggregator, Facts
-from ciuic.ledger.entry import Entry, Push, Snapshot, base_digest
+from ciuic.ledger.entry import EntryHeader, Push, Snapshot, base_digest
 from ciuic.ledger.store import FragmentStore, settled_keys
 
 
@@ -17,8 +17,8 @@ class Rebuilt:
 
     inbox: list[Push]
     """Accepted pushes that no entry has merged or rejected."""
-    merged: list[Entry]
-    """All entries, version 1 first."""
+    merged: list[EntryHeader]
+    """Of all entries, version 1 first."""
     snapshot_version: int
 
 
@@ -29,10 +29,9 @@ def rebuild(aggregator: Aggregator, store: FragmentStore, run: str) -> Rebuilt:
     """
     snapshot = _newest_good(aggregator, store)
     aggregator.restore(snapshot)
-    entries = [store.entry(version) for version in range(1, store.version + 1)]
-    _check_chain(entries, snapshot)
-    for entry in entries[snapshot.header.version :]:
-        header = entry.header
+    headers = [store.entry(version).header for version in range(1, store.version + 1)]
+    _check_chain(headers, snapshot)
+    for header in headers[snapshot.header.version :]:
         pushes = [store.load_push((c.node, c.incarnation, c.sequence)) for c in header.contributors]
         facts = Facts(
             run=run,
@@ -42,18 +41,19 @@ def rebuild(aggregator: Aggregator, store: FragmentStore, run: str) -> Rebuilt:
             why=header.why,
         )
         candidate = aggregator.close(pushes, header.rejected, facts)
-        if candidate.entry.header != header or not np.array_equal(candidate.entry.payload, entry.payload):
+        payload = store.entry(header.version).payload
+        if candidate.entry.header != header or not np.array_equal(candidate.entry.payload, payload):
             raise LedgerDamagedError(
                 f"entry {header.version} does not come out of its pushes again",
                 cause="a push or the snapshot changed on the disk, or another numpy rounds differently",
                 next="restore the ledger's folder from a backup",
             )
         aggregator.commit(candidate)
-    settled = {key for entry in entries for key in settled_keys(entry)}
+    settled = {key for header in headers for key in settled_keys(header)}
     inbox = [store.load_push(key) for key in store.push_keys() if key not in settled]
-    for entry in entries[: store.snapshot_versions()[0]]:
-        store.drop_pushes(settled_keys(entry))  # what a crash left behind
-    return Rebuilt(inbox=inbox, merged=entries, snapshot_version=snapshot.header.version)
+    for header in headers[: store.snapshot_versions()[0]]:
+        store.drop_pushes(settled_keys(header))  # what a crash left behind
+    return Rebuilt(inbox=inbox, merged=headers, snapshot_version=snapshot.header.version)
 
 
 def _newest_good(aggregator: Aggregator, store: FragmentStore) -> Snapshot:
@@ -78,10 +78,10 @@ def _newest_good(aggregator: Aggregator, store: FragmentStore) -> Snapshot:
     )
 
 
-def _check_chain(entries: list[Entry], snapshot: Snapshot) -> None:
-    for before, after in itertools.pairwise(entries):
-        if after.header.previous_digest != before.header.digest or after.header.version != before.header.version + 1:
-            raise LedgerDamagedError(f"entry {after.header.version} does not follow entry {before.header.version}")
+def _check_chain(headers: list[EntryHeader], snapshot: Snapshot) -> None:
+    for before, after in itertools.pairwise(headers):
+        if after.previous_digest != before.digest or after.version != before.version + 1:
+            raise LedgerDamagedError(f"entry {after.version} does not follow entry {before.version}")
     version = snapshot.header.version
-    if version and entries[version - 1].header.digest != snapshot.header.digest:
+    if version and headers[version - 1].digest != snapshot.header.digest:
         raise LedgerDamagedError(f"the snapshot of version {version} does not fit the log")

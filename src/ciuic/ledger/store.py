@@ -11,7 +11,16 @@ from pathlib import Path
 import msgspec
 
 from ciuic.errors import FrameError, LedgerDamagedError
-from ciuic.ledger.entry import Entry, Part, Push, Snapshot, entry_from_frame, push_from_frame, snapshot_from_frame
+from ciuic.ledger.entry import (
+    Entry,
+    EntryHeader,
+    Part,
+    Push,
+    Snapshot,
+    entry_from_frame,
+    push_from_frame,
+    snapshot_from_frame,
+)
 from ciuic.ledger.files import AppendLog, storage_error, write_durable
 
 Key = tuple[str, int, int]
@@ -130,7 +139,7 @@ class FragmentStore:
 
     def _drop_pushes_before(self, version: int) -> None:
         for covered in range(version, 0, -1):
-            keys = settled_keys(self.entry(covered))
+            keys = settled_keys(self.entry(covered).header)
             if covered < version and not any(self.push_path(key).exists() for key in keys):
                 return
             self.drop_pushes(keys)
@@ -159,9 +168,8 @@ class FragmentStore:
         self.log.close()
 
 
-def settled_keys(entry: Entry) -> list[Key]:
+def settled_keys(header: EntryHeader) -> list[Key]:
     """The pushes that an entry merged or rejected."""
-    header = entry.header
     return [(x.node, x.incarnation, x.sequence) for x in (*header.contributors, *header.rejected)]
 
 

@@ -139,9 +139,8 @@ class AttachRequest(Message):
 
     layout: dict[str, Any]
     """ledger.layout.Layout as a dict; the hub compares it by digest and names the first difference."""
-    layout_digest: str
-    base_digests: list[str]
-    """Per fragment: digest of the parameters the worker starts with. Equal ones need no download."""
+    frozen_digest: str = ""
+    """Digest of the parameters that are not trained (they are not in the layout); empty when all are."""
     dataset_samples: int = 0
     """Samples of the node's training data set; 0 for a stream of unknown length."""
     data_digest: str = ""

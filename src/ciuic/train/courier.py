@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ciuic.errors import CiuicError, FrameError, ProtocolError, StorageError, UnreachableError
+from ciuic.errors import CiuicError, FrameError, ProtocolError, RunFailedError, StorageError, UnreachableError
 from ciuic.ledger.entry import Entry, Push, entry_from_frame
 from ciuic.ledger.frame import split_frames
 from ciuic.net import messages as m
@@ -23,6 +23,8 @@ from ciuic.net.client import HubClient, backoff_s, retrying
 from ciuic.net.tls import Purpose
 
 LONG_POLL_S = 20.0
+DAMAGED_LIMIT = 5
+"""So many refusals of the same bytes are no accident."""
 T = TypeVar("T")
 _log = logging.getLogger("ciuic.train")
 
@@ -102,6 +104,9 @@ class Courier:
                     self.arrivals.put(Failed(error=error))
             except CiuicError as error:
                 self.arrivals.put(Failed(error=error))
+            except Exception as error:  # noqa: BLE001 - a thread that ends unnoticed would stall the run for ever
+                _log.exception("the %s thread crashed", name)
+                self.arrivals.put(Failed(error=RunFailedError(f"the {name} thread crashed", cause=repr(error))))
             finally:
                 client.close()
 
@@ -154,6 +159,8 @@ def persistently(call: Callable[[], T], *, stop: threading.Event, what: str) -> 
             failures += 1
             if failures == 1:
                 _log.warning("%s: %s; trying again", what, error)
+            if isinstance(error, FrameError) and failures >= DAMAGED_LIMIT:
+                raise  # not an accident on the way
             if stop.wait(backoff_s(failures)):
                 raise
 

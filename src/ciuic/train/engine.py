@@ -125,8 +125,7 @@ class Engine:
     def _take_place(self, client: HubClient, initial: str) -> m.AttachReply:
         request = m.AttachRequest(
             layout=msgspec.to_builtins(self.state.layout),
-            layout_digest=self.state.layout.digest,
-            base_digests=[initial],
+            frozen_digest=self.state.frozen_digest,
             dataset_samples=self.data.samples,
             data_digest=self.data.digest,
             torch_version=str(torch.__version__),
@@ -215,7 +214,7 @@ class Engine:
             if not data:
                 return
             for frame in split_frames(data, "entry"):
-                self._merge(entry_from_frame(frame))
+                self._apply(entry_from_frame(frame))
 
     # ---- step boundaries
 
@@ -273,12 +272,16 @@ class Engine:
         if waits and replica.in_flight is None:
             self._rule.observe_flight(item.at_s - self._pushed_at_s)
 
-    def _merge(self, entry: Entry) -> None:
+    def _apply(self, entry: Entry) -> None:
         """theta (gathered) and base move to the entry's version."""
         self.machine.merge(entry, self.state.theta)
+        self.state.raise_counters(entry.header.counters)
+        self.samples_committed = entry.header.samples_committed
+
+    def _merge(self, entry: Entry) -> None:
+        """Apply an entry; evaluate its base when it is this node's turn."""
+        self._apply(entry)
         header = entry.header
-        self.state.raise_counters(header.counters)
-        self.samples_committed = header.samples_committed
         every = self.info.job.train.evaluate_every
         if every and header.version % every == 0:
             names = [c.node for c in header.contributors]

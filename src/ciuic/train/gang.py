@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 _STATUS = ("work", "again", "end")
 _PRECISION = 1 << 40
+PATIENCE = timedelta(days=7)
+"""Ranks wait for rank 0 while it waits for the hub, for samples or for a download: that is no failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +32,15 @@ class Decision:
 class Gang:
     """Collectives of one node on a gloo group of their own (host tensors), whatever the training's backend is."""
 
-    def __init__(self, device_type: str) -> None:
-        """Joins torchrun's world when there is one."""
-        self.size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.rank = int(os.environ.get("RANK", "0"))
+    def __init__(self, device_type: str, ranks: int) -> None:
+        """Joins torchrun's world when the node has several ranks (a scheduler's own variables are not ours)."""
+        self.size = int(os.environ.get("WORLD_SIZE", "1")) if ranks > 1 else 1
+        self.rank = int(os.environ.get("RANK", "0")) if ranks > 1 else 0
         self._group: Any = None
         if self.size > 1:
             if not dist.is_initialized():
                 dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
-            self._group = dist.new_group(backend="gloo")
+            self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The model, in DistributedDataParallel when there are several ranks."""

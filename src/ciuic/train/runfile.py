@@ -11,6 +11,9 @@ from ciuic.job import Job, parse_job
 from ciuic.net.client import HubClient
 from ciuic.net.tls import Purpose
 
+DRAINED = 75
+"""Exit code of a worker that left before the run was complete: whoever did not ask for that starts it again."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile:

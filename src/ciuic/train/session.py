@@ -24,7 +24,7 @@ from ciuic.train.engine import DataFacts, Engine
 from ciuic.train.gang import Decision, Gang
 from ciuic.train.loader import LeasedLoader, LeaseSource, check_loader, dataset_samples, to_numbers
 from ciuic.train.meter import Meter
-from ciuic.train.runfile import RunFile, read_run_file
+from ciuic.train.runfile import DRAINED, RunFile, read_run_file
 from ciuic.train.state import ModelState
 
 _log = logging.getLogger("ciuic.train")
@@ -45,19 +45,22 @@ class Run:
         self.device = _choose_device()
         """Where this rank should train."""
         self._info = info
-        self._gang = Gang(self.device.type)
+        self._gang = Gang(self.device.type, info.ranks)
         self.rank, self.world_size = self._gang.rank, self._gang.size
         """torch's rank inside this node, and how many ranks it has."""
         self._meter = Meter()
         self._engine: Engine | None = None
         self._state: ModelState | None = None
         self._optimizer: Optimizer | None = None
+        self._wrapped: nn.Module | None = None
         self._evaluate: Callable[[], tuple[float, int]] | None = None
         self._taken: list[tuple[list[Range], int]] = []
         self._batch_of_node = 1
         self._progress = 0.0
         self._drain_asked = False
         self._attaching = False
+        self.drained = False
+        """Whether this worker left on request (SIGTERM) before the run was complete."""
 
     # ---- the public face
 
@@ -80,20 +83,29 @@ class Run:
         atexit.register(self._close_at_exit)
         if self.rank == 0:
             self._attach(loader, data_digest)
+        self._progress = self._gang.decision(Decision(progress=self._progress)).progress  # all wait for rank 0
         model = self._gang.wrap(model, self.device)  # also gives every rank rank 0's parameters
+        self._wrapped = model
         optimizer.register_step_post_hook(lambda *_: self._after_step())
         source = LeaseSource(take=self._take, wait=self._wait_for_work, took=self._took, finish=self._finish)
         place, seed = (self.rank, self.world_size), self.job.train.seed
         return model, optimizer, LeasedLoader(loader, source, place=place, seed=seed)
 
     def on_evaluate(self, evaluate: Callable[[], tuple[float, int]]) -> None:
-        """Register what returns (mean held-out loss, samples). It is called with the base loaded in the model."""
+        """Register what returns (mean held-out loss, samples), before or after `prepare`.
+
+        It is called on rank 0 only, without gradients, with the base loaded in the model.
+        """
         self._evaluate = evaluate
         if self._engine is not None:
-            self._engine.evaluate = evaluate
+            self._engine.evaluate = self._evaluate_alone
 
     def record(self, loss: "Tensor | float") -> None:
         """Tell the latest training loss (for status and the live page)."""
+        if isinstance(loss, Tensor) and loss.numel() != 1:
+            raise TrainingLoopError(
+                f"run.record needs one number, not a tensor of shape {list(loss.shape)}", next="give loss.mean()"
+            )
         if self._engine is not None:
             self._engine.loss = loss.detach() if isinstance(loss, Tensor) else loss
 
@@ -128,7 +140,7 @@ class Run:
             meter=self._meter,
             data=facts,
             connect=self._info.connect,
-            evaluate=self._evaluate,
+            evaluate=self._evaluate_alone if self._evaluate else None,
         )
         self._attaching = True
         engine.attach()
@@ -148,6 +160,20 @@ class Run:
             changed = self._engine.boundary() if self._engine else False
             self._follow("again", changed)
         self._meter.boundary()
+
+    def _evaluate_alone(self) -> tuple[float, int]:
+        """The program's evaluation on rank 0, where the other ranks do not follow."""
+        if self._evaluate is None:
+            return float("nan"), 0
+        wrapped = self._wrapped
+        if isinstance(wrapped, nn.parallel.DistributedDataParallel):
+            wrapped.require_forward_param_sync = False  # else its forward waits for the other ranks' buffers
+        try:
+            with torch.no_grad():
+                return self._evaluate()
+        finally:
+            if isinstance(wrapped, nn.parallel.DistributedDataParallel):
+                wrapped.require_forward_param_sync = True
 
     def _count_taken(self) -> None:
         ranges = [r for batch, _ in self._taken for r in batch]
@@ -206,8 +232,10 @@ class Run:
 
     def _finish(self) -> None:
         engine, self._engine = self._engine, None
+        self.drained = self._drain_asked
         if engine is not None:
             engine.finish()
+            self.drained = not engine.leases.is_complete
 
     def _install_drain(self) -> None:
         """SIGTERM: finish the step, push, leave. A second one ends the process."""
@@ -216,7 +244,7 @@ class Run:
             self._drain_asked = True
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if self._attaching:
-                raise SystemExit(0)  # nothing was trained yet
+                raise SystemExit(DRAINED)  # nothing was trained yet
 
         signal.signal(signal.SIGTERM, drain)
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor, nn
 
 from ciuic.codec import NumpyVectors, Vectors
@@ -36,8 +37,18 @@ class ModelState:
         members = [tensors[spec.name][1] for spec in self.layout.of_fragment(0)]
         self._counters = [tensors[spec.name][1] for spec in self.layout.counters()]
         self._live = [tensor.detach() for tensor in members]
+        self.frozen_digest = _frozen_digest(model)
         self._flat = torch.empty(sum(t.numel() for t in members), dtype=torch.float32, device=device)
         self._views = list(_views(self._flat, self._live))
+        pairs = list(zip(self._views, self._live, strict=True))
+        self._exact_views = [view for view, live in pairs if live.dtype == torch.float32]
+        self._exact = [live for live in self._live if live.dtype == torch.float32]
+        self._masters = [view for view, live in pairs if live.dtype != torch.float32]
+        self._rounded = [live for live in self._live if live.dtype != torch.float32]
+        self._last = [live.clone() for live in self._rounded]
+        with torch.no_grad():
+            for view, live in pairs:
+                view.copy_(live)
 
     @property
     def theta(self) -> Any:
@@ -46,14 +57,20 @@ class ModelState:
 
     @torch.no_grad()
     def gather(self) -> Any:
-        """Model -> theta."""
-        torch._foreach_copy_(self._views, self._live)
+        """Model -> theta. A tensor of lower precision moves its fp32 master by what the training changed in it."""
+        if self._exact:
+            torch._foreach_copy_(self._exact_views, self._exact)
+        for master, live, last in zip(self._masters, self._rounded, self._last, strict=True):
+            master += live.to(torch.float32) - last.to(torch.float32)
+            last.copy_(live)
         return self.theta
 
     @torch.no_grad()
     def scatter(self) -> None:
         """theta -> model."""
         torch._foreach_copy_(self._live, self._views)
+        if self._last:
+            torch._foreach_copy_(self._last, self._rounded)
 
     @contextmanager
     def holding(self, values: Any) -> Iterator[None]:
@@ -85,6 +102,17 @@ class ModelState:
             new = torch.tensor(values[place : place + count], dtype=tensor.dtype, device=tensor.device)
             tensor.copy_(torch.maximum(tensor, new.view(tensor.shape)))
             place += count
+
+
+def _frozen_digest(model: nn.Module) -> str:
+    """Hex digest (xxh3) of the parameters that are not trained; "" when all are."""
+    digest, any_frozen = xxhash.xxh3_128(), False
+    for name, parameter in sorted(model.named_parameters()):
+        if not parameter.requires_grad:
+            any_frozen = True
+            digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest() if any_frozen else ""
 
 
 def _views(flat: Tensor, tensors: list[Tensor]) -> Iterator[Tensor]:

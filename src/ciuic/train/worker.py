@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from ciuic.errors import CiuicError, render_error
-from ciuic.train.runfile import RunFile, read_run_file
+from ciuic.train.runfile import DRAINED, RunFile, read_run_file
 
 
 def main() -> int:
-    """Train the run to its end. The exit code is the error's; 0 when the run is complete or was drained."""
+    """Train the run to its end. The exit code is the error's, 0 when the run is complete, DRAINED after a SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m ciuic.train.worker", description=__doc__)
     parser.add_argument("--run-file", type=Path, required=True)
     path: Path = parser.parse_args().run_file
@@ -21,11 +21,10 @@ def main() -> int:
         info = read_run_file(path)
         if info.job.model.command:
             _become(info.job.model.command)
-        _train(info)
+        return _train(info)
     except CiuicError as error:
         sys.stderr.write(render_error(error) + "\n")
         return error.exit_code
-    return 0
 
 
 def _become(command: list[str]) -> None:
@@ -34,7 +33,7 @@ def _become(command: list[str]) -> None:
     os.execvp(program[0], program)
 
 
-def _train(info: RunFile) -> None:
+def _train(info: RunFile) -> int:
     from ciuic.train.session import Run
     from ciuic.train.trainer import train
 
@@ -45,6 +44,7 @@ def _train(info: RunFile) -> None:
         run.close(error)
         raise
     run.close()
+    return DRAINED if run.drained else 0
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class FakeLedger:
         self.problem: Exception | None = None
         self.gone: list[str] = []
         self.returned: int | None = None
-        self.present: list[str] = []
+        self.members: list[str] = []
 
     def tick(self) -> float:
         if self.problem is not None:
@@ -48,8 +48,11 @@ class FakeLedger:
         return self.returned
 
     def info(self, *, full: bool) -> dict[str, Any]:
-        nodes = [m.NodeInRun(node_id=node, state="training") for node in self.present]
+        nodes = [m.NodeInRun(node_id=node, state="training") for node in self.members]
         return {"versions": [4], "digests": ["d"], "nodes": nodes, "samples": m.SampleCounts(total=8, committed=8)}
+
+    def present(self) -> list[str]:
+        return [node for node in self.members if node not in self.gone]
 
     def close(self) -> None:
         self.is_closed = True
@@ -159,7 +162,7 @@ def test_a_death_is_told_with_the_samples_that_went_back(bench: Bench) -> None:
 def test_a_crash_between_a_death_and_telling_the_ledger_is_made_good_at_the_next_start(bench: Bench) -> None:
     bench.join()
     run_id = bench.submit()
-    bench.ledger(run_id).present = ["us-west", "ghost"]
+    bench.ledger(run_id).members = ["us-west", "ghost"]
     bench.kill()
     bench.ledgers[run_id].gone.clear()
     bench.start()

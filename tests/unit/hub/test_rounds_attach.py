@@ -1,5 +1,6 @@
 """How a run begins: who uploads version 0, who waits, and who takes a node's place."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,14 +60,19 @@ def test_the_reply_says_where_the_newest_base_is(make: Make) -> None:
         assert (state.version, state.digest) == (0, snapshot.header.digest)
 
 
-def test_an_initializer_that_is_gone_is_replaced_at_once(make: Make) -> None:
+def test_an_initializer_that_is_gone_is_replaced_at_once_and_the_first_whole_upload_wins(make: Make) -> None:
     rounds = make(min_nodes=2)
     assert rounds.attach("n0").state == "initialize"
     rounds.ledger.node_gone("n0")
     assert rounds.attach("n1").state == "initialize"
-    with pytest.raises(ConflictError, match="n0 is not the one"):
-        rounds.upload("n0")
-    rounds.upload("n1")
+    with pytest.raises(ConflictError, match="n2 is not the one"):
+        rounds.upload("n2")
+    rounds.upload("n0")  # it was only slow
+    rounds.upload("n1")  # the same parameters
+    with pytest.raises(ConflictError, match="n1 is not the one"):
+        rounds.upload("n1", base=bad_base(1.0))
+    assert rounds.attach("n1").state == "wait"
+    assert rounds.attach("n0").state == "ready"
 
 
 def test_an_initializer_that_is_silent_for_long_is_replaced(make: Make) -> None:
@@ -97,13 +103,19 @@ def test_an_upload_whose_reply_was_lost_may_come_again_and_another_one_may_not(m
         rounds.upload("n0", base=np.zeros(rounds.layout.fragment_shape(0).element_count, np.float32))
 
 
-def test_an_upload_on_its_way_while_the_hub_was_killed_is_taken(make: Make) -> None:
+def test_a_hub_killed_between_two_uploads_asks_for_them_again_and_keeps_what_it_has(make: Make) -> None:
     rounds = make(fragments=2)
     rounds.attach("n0")
     rounds.upload("n0", 0)
     rounds.restart()
-    rounds.upload("n0", 1)
+    with contextlib.suppress(ConflictError):
+        rounds.upload("n0", 1)  # was on its way: the hub may ask to attach again first
+    if rounds.attach("n0").state == "initialize":
+        for fragment in (0, 1):
+            rounds.upload("n0", fragment)
     assert rounds.attach("n0").state == "ready"
+    uploads = [text for kind, text, _ in rounds.events if kind == "base.uploaded"]
+    assert uploads == [f"n0 uploaded version 0 of fragment {f}" for f in (0, 1)]
 
 
 def bad_base(value: float) -> np.ndarray:
@@ -192,7 +204,7 @@ def test_another_model_is_refused_with_the_first_parameter_that_differs(make: Ma
     with pytest.raises(LayoutMismatchError, match=r"f0\.matrix"):
         rounds.attach("n1", layout=other)
     with pytest.raises(ProtocolError, match="not a layout"):
-        rounds.ledger.attach("n1", m.AttachRequest(layout={}, layout_digest="", base_digests=[]))
+        rounds.ledger.attach("n1", m.AttachRequest(layout={}))
     rounds.restart()
     with pytest.raises(LayoutMismatchError):
         rounds.attach("n1", layout=other)
@@ -200,11 +212,22 @@ def test_another_model_is_refused_with_the_first_parameter_that_differs(make: Ma
 
 def test_a_node_with_other_data_is_pointed_out_and_may_train(make: Make) -> None:
     rounds = make()
-    rounds.start("n0")
-    rounds.attach("n1", data_digest="aa")
-    assert "data.differs" not in rounds.kinds()
-    assert rounds.attach("n2", data_digest="bb").state == "ready"
-    assert ("data.differs", "n2") in [(kind, node) for kind, _, node in rounds.events]
+    rounds.attach("n0", data_digest="aa")
+    rounds.upload("n0")
+    for node, digest in (("n0", "aa"), ("n1", ""), ("n2", "aa"), ("n3", "bb")):
+        assert "data.differs" not in rounds.kinds()
+        assert rounds.attach(node, data_digest=digest).state == "ready"
+    assert [node for kind, _, node in rounds.events if kind == "data.differs"] == ["n3"]
+
+
+def test_a_node_with_other_frozen_parameters_is_refused(make: Make) -> None:
+    rounds = make()
+    rounds.attach("n0", frozen_digest="aa")
+    rounds.upload("n0")
+    assert rounds.attach("n0", frozen_digest="aa").state == "ready"
+    with pytest.raises(LayoutMismatchError, match="the parameters of n1 that are not trained differ"):
+        rounds.attach("n1", frozen_digest="bb")
+    assert rounds.attach("n1", frozen_digest="aa").state == "ready"
 
 
 # ---- incarnations

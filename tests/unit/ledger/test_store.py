@@ -165,7 +165,7 @@ def restart_often(fragment: Fragment, events: list[str]) -> None:
                 rebuilt = fragment.restart()
                 assert fragment.state() == before
                 assert [p.key for p in rebuilt.inbox] == sorted(p.key for p in waiting)
-                assert [e.header.version for e in rebuilt.merged] == list(range(1, fragment.hub.version + 1))
+                assert [header.version for header in rebuilt.merged] == list(range(1, fragment.hub.version + 1))
                 assert rebuilt.snapshot_version == max(fragment.store.snapshot_versions())
     fragment.store.close()
 

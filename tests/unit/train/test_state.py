@@ -217,6 +217,80 @@ def test_a_model_holds_other_values_only_for_a_while_also_when_something_fails()
     assert np.array_equal(state.theta, ModelState(model, CPU).gather())
 
 
+# ---- models of lower precision
+
+
+def test_what_is_too_small_for_bfloat16_is_kept_in_theta() -> None:
+    model = nn.Linear(70, 70).bfloat16()
+    state = ModelState(model, CPU)
+    start = state.gather().copy()
+    for number in range(1, 200):
+        state.theta[:] += np.float32(1e-5)  # an entry: far below the last bit of a bfloat16
+        state.scatter()
+        assert np.allclose(state.gather(), start + number * 1e-5, atol=1e-6)
+    assert np.allclose(model.weight.detach().float().numpy().reshape(-1), state.theta[:4900], rtol=2**-8, atol=1e-6)
+
+
+def test_training_moves_theta_by_what_it_changed_in_the_model() -> None:
+    model = nn.Linear(70, 70).bfloat16()
+    state = ModelState(model, CPU)
+    state.gather()
+    state.theta[:] += np.float32(1e-5)
+    state.scatter()
+    before, weight = state.gather().copy(), model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight += 0.5
+    moved = (model.weight.detach().float() - weight.float()).numpy().reshape(-1)
+    assert np.allclose(state.gather()[:4900] - before[:4900], moved, atol=1e-6)
+    assert np.array_equal(state.gather()[4900:], before[4900:])
+
+
+def test_a_model_of_mixed_precision_has_one_theta() -> None:
+    model = nn.ModuleDict({"half": nn.Linear(70, 70).bfloat16(), "whole": nn.Linear(70, 70)})
+    state = ModelState(model, CPU)
+    values = vector_of(len(state.gather()))
+    state.theta[:] = values
+    state.scatter()
+    assert np.array_equal(state.gather(), values)
+    with state.holding(np.zeros(len(values), np.float32)):
+        assert not model["half"].weight.any()
+        assert not model["whole"].weight.any()
+    assert np.array_equal(state.gather(), values)
+
+
+def vector_of(count: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=count).astype(np.float32)
+
+
+# ---- frozen parameters
+
+
+def frozen_digest(model: nn.Module) -> str:
+    return ModelState(model, CPU).frozen_digest
+
+
+def test_frozen_parameters_have_a_digest_of_their_own() -> None:
+    model = Model()
+    digest = frozen_digest(model)
+    assert len(digest) == 32
+    assert frozen_digest(copy.deepcopy(model)) == digest
+    with torch.no_grad():
+        model.embed.weight += 1  # trained: every node gets it from the ledger
+    assert frozen_digest(model) == digest
+    with torch.no_grad():
+        model.frozen.weight[3, 4] += 1e-6
+    assert frozen_digest(model) != digest
+    assert frozen_digest(nn.Linear(3, 3)) == ""
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_frozen_parameters_of_any_shape_have_a_digest(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    model = nn.Linear(3, 3)
+    model.scale = nn.Parameter(torch.ones(shape, dtype=dtype), requires_grad=False)
+    assert frozen_digest(model)
+
+
 # ---- counters
 
 
