@@ -1,4 +1,4 @@
-"""Strangers, forgers and doubles against a live run over real TLS: each is refused with its code, the run is unharmed."""
+"""Strangers, forgers and doubles against a live run over real TLS: refused with their codes, the run is unharmed."""
 
 import http.client
 import json

@@ -8,7 +8,7 @@ from typing import Any
 from cluster import Cluster
 from training_jobs import entries, without_gaps
 
-WORDS = "hub node worker rank job run round version base push entry fragment lease ledger token epoch".split()
+WORDS = ("hub", "node", "worker", "rank", "job", "run", "round", "base", "push", "entry", "lease", "ledger", "epoch")
 
 
 def write_data_set(folder: Path) -> None:

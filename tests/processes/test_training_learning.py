@@ -13,8 +13,8 @@ NODES = 3
 BATCH = 16
 INTERVAL = 5
 LR = 0.048
-"""For both sides. Tried on both, three seeds each: 0.016 to 0.096. The reference is best at 0.048 to 0.064; the nodes are
-close to their best there."""
+"""For both sides. Tried on both, three seeds each: 0.016 to 0.096. The reference is best at 0.048 to 0.064, and the
+nodes are close to their best there."""
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ INTERVAL = 5
 def test_node_with_two_ranks_trains_beside_a_node_with_one(tmp_path: Path) -> None:
     records, total = tmp_path / "records", 4_000
     with Cluster(tmp_path) as cluster:
-        cluster.add_nodes("two", CIUIC_TEST_RANKS="2")
-        cluster.add_nodes("one")
+        cluster.add_nodes("two")
+        cluster.add_nodes("one", CIUIC_TEST_RANKS="1")
         options = ("--batch", BATCH, "--batch-norm", "--step-s", 0.04)
-        job = script_job(records, *options, nodes=2, samples=total, program="ranks_by_node.py", sync={"overlap": False})
+        parts = {"program": "ranks_by_node.py", "sync": {"overlap": False}}
+        job = script_job(records, *options, nodes=2, ranks=2, samples=total, **parts)
         run = cluster.submit(job)
         wait_for(lambda: min((n.pushes_merged for n in cluster.info(run).nodes), default=0) > 5, "work of both")
         hurry(records)

@@ -1,4 +1,4 @@
-"""Own programs in jobs: `ciuic.join()` and `prepare` in a plain loop, on nodes that allow it, and what becomes of bad ones."""
+"""Own programs in jobs: `ciuic.join()` and `prepare` in a plain loop, on nodes that allow it, and how bad ones end."""
 
 from pathlib import Path
 

@@ -280,7 +280,9 @@ class RunLedger:
             if self._is_complete:
                 versions = [f.aggregator.version for f in self.fragments]
                 return m.LeaseReply(status="finished", final_versions=versions)
-            count = min(max(1, request.count), MAX_LEASE, self._allowance(node))
+            step = max(1, min(request.step, MAX_LEASE))
+            count = min(max(1, request.count), MAX_LEASE, self._allowance(node, step))
+            count -= count % step if count > step else 0
             if count <= 0 or not self.samples.free:
                 return m.LeaseReply(status="wait")
             return self._grant(member, request.request_id, count)
@@ -297,16 +299,10 @@ class RunLedger:
         member.last_lease = m.LeaseReply(status="granted", ranges=ranges)
         return member.last_lease
 
-    def _allowance(self, node: str) -> int:
-        """What a node may lease now: it never holds more than half of its part of what is left to train.
-
-        So holdings shrink towards the end, and nobody sits on the last samples while others idle.
-        """
+    def _allowance(self, node: str, step: int) -> int:
         present = [member.node for member in self.members.values() if member.is_present]
-        left = len(self.samples.free) + sum(self.samples.outstanding(other) for other in present)
         sharers = max(len(present), self.job.nodes.min)  # the first to attach is not alone for long
-        held, fair = self.samples.outstanding(node), max(SMALL_LEASE, left // (2 * sharers))
-        return fair - held if not held or fair - held >= SMALL_LEASE else 0
+        return self.samples.allowance(node, present, sharers=sharers, smallest=max(SMALL_LEASE, step))
 
     @property
     def _is_complete(self) -> bool:

@@ -40,6 +40,15 @@ class SampleLedger:
         self._own(node, ranges)
         return ranges
 
+    def allowance(self, node: str, present: Iterable[str], *, sharers: int, smallest: int) -> int:
+        """What a node may lease now: it never holds more than half of its part of what is left to train.
+
+        So holdings shrink towards the end (to `smallest`), and nobody sits on the last samples while others idle.
+        """
+        left = len(self.free) + sum(self.outstanding(other) for other in present)
+        held, fair = self.outstanding(node), max(smallest, left // (2 * max(1, sharers)))
+        return fair - held if not held or fair - held >= smallest else 0
+
     def restore_lease(self, node: str, ranges: Iterable[Range]) -> None:
         """Repeat a lease from the journal."""
         ranges = list(ranges)

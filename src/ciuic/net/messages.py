@@ -183,6 +183,8 @@ class LeaseRequest(Message):
     count: int
     request_id: int
     """Grows by one per new request of an incarnation; the same id again gets the same answer (lost replies)."""
+    step: int = 1
+    """Samples of one step of the node: a lease is a multiple of it while enough are free."""
 
 
 class LeaseReply(Message):

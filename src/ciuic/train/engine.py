@@ -113,7 +113,7 @@ class Engine:
         step = self.data.samples_per_step
         chunk = step * sync.interval
         self._least_ahead = chunk + 2 * step
-        self.leases = Leases(self.info.run_id, reply.incarnation, chunk=chunk, ahead=self._least_ahead)
+        self.leases = Leases(self.info.run_id, reply.incarnation, chunk=chunk, ahead=self._least_ahead, step=step)
         self.courier.start([r.version for r in self.machine.replicas])
         self.courier.control("leases", lambda c: self.leases.loop(c, self.courier.stop))
         self.courier.control("reports", self._report_loop)

@@ -16,10 +16,10 @@ ASK_AGAIN_S = 0.25
 class Leases:
     """Sample numbers ready to train. The control thread fills it; the training thread takes."""
 
-    def __init__(self, run_id: str, incarnation: int, *, chunk: int, ahead: int) -> None:
-        """`chunk`: least samples per lease; more are asked for when fewer than `ahead` are left."""
+    def __init__(self, run_id: str, incarnation: int, *, chunk: int, ahead: int, step: int = 1) -> None:
+        """`chunk`: least samples per lease; more are asked for when fewer than `ahead` are left; `step`: per step."""
         self._run_id, self._incarnation = run_id, incarnation
-        self._chunk = chunk
+        self._chunk, self._step = chunk, step
         self.ahead = ahead
         self._ready: list[Range] = []
         self._changed = threading.Condition()
@@ -89,6 +89,7 @@ class Leases:
                 incarnation=self._incarnation,
                 count=max(self._chunk, self.ahead - ready),
                 request_id=self._request_id + 1,
+                step=self._step,
             )
             reply: m.LeaseReply = persistently(
                 lambda r=request: post(client, self._run_id, "lease", r, m.LeaseReply),

@@ -111,7 +111,7 @@ def _frozen_digest(model: nn.Module) -> str:
         if not parameter.requires_grad:
             any_frozen = True
             digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            digest.update(parameter.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest() if any_frozen else ""
 
 

@@ -246,15 +246,15 @@ def test_training_moves_theta_by_what_it_changed_in_the_model() -> None:
 
 
 def test_a_model_of_mixed_precision_has_one_theta() -> None:
-    model = nn.ModuleDict({"half": nn.Linear(70, 70).bfloat16(), "whole": nn.Linear(70, 70)})
+    model = nn.ModuleDict({"low": nn.Linear(70, 70).bfloat16(), "full": nn.Linear(70, 70)})
     state = ModelState(model, CPU)
     values = vector_of(len(state.gather()))
     state.theta[:] = values
     state.scatter()
     assert np.array_equal(state.gather(), values)
     with state.holding(np.zeros(len(values), np.float32)):
-        assert not model["half"].weight.any()
-        assert not model["whole"].weight.any()
+        assert not model["low"].weight.any()
+        assert not model["full"].weight.any()
     assert np.array_equal(state.gather(), values)
 
 
