@@ -124,7 +124,8 @@ def test_the_tutorial_works_as_it_is_typed(reader: Reader) -> None:
         said = reader.type(command)
         if command.startswith("ciuic hub start"):
             ready = reader.folder / "hub-start.log"
-            wait_for(lambda n=1 + len(killed): ready.read_text().count("hub ready") == n, "the hub is ready")
+            starts = 1 + len(killed)
+            wait_for(lambda log=ready, n=starts: log.read_text().count("hub ready") == n, "the hub is ready")
         if "token create" in command:
             reader.token = re.search(r"^ciuic1\.\S+", said, re.MULTILINE).group()
         if command == "ciuic nodes":
