@@ -46,9 +46,7 @@ class WireWorker:
 
     def try_attach(self) -> m.AttachReply:
         layout = self.layout
-        request = m.AttachRequest(
-            layout=msgspec.to_builtins(layout), dataset_samples=10_000
-        )
+        request = m.AttachRequest(layout=msgspec.to_builtins(layout), dataset_samples=10_000)
         return self.client.call("POST", f"{self.path}/attach", request, m.AttachReply)
 
     def attach(self) -> m.AttachReply:

@@ -109,9 +109,7 @@ class World:
         old = self.workers.get(name)
         if old is not None:
             old.dead = True
-        request = m.AttachRequest(
-            layout=_dict(self.layout), dataset_samples=0
-        )
+        request = m.AttachRequest(layout=_dict(self.layout), dataset_samples=0)
         reply = self.hub.attach(name, request)
         if reply.state == "initialize":
             for f, base in enumerate(self.base_0):
