@@ -73,15 +73,16 @@ class CountingServer:
         tls = self._context.wrap_bio(incoming, outgoing, server_side=True)
         steps = [tls.do_handshake, lambda: tls.write(bytes(int(tls.read(10))))]
         while steps:
+            wants_more = False
             try:
                 steps[0]()
                 steps.pop(0)
             except ssl.SSLWantReadError:
-                pass
+                wants_more = True  # the request may have come together with the end of the handshake
             reply = outgoing.read()
             connection.sendall(reply)
             self.written_bytes += len(reply)
-            if steps:
+            if wants_more:
                 data = connection.recv(65536)
                 self.read_bytes += len(data)
                 incoming.write(data)

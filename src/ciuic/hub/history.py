@@ -1,5 +1,6 @@
 """What a run's ledger remembers for people: closed rounds, held-out losses, bytes."""
 
+from bisect import insort
 from collections import deque
 
 from ciuic.ledger.entry import EntryHeader
@@ -16,7 +17,8 @@ class History:
 
     def __init__(self) -> None:
         self.rounds: deque[RoundInfo] = deque(maxlen=KEEP_ROUNDS)
-        self.evaluations: deque[EvaluationPoint] = deque(maxlen=KEEP_EVALUATIONS)
+        self.evaluations: list[EvaluationPoint] = []
+        """In order of versions, whatever the order in which nodes told them."""
         self.push_bytes = 0
         self.entry_bytes = 0
         self._last_time: dict[int, float] = {}
@@ -41,6 +43,11 @@ class History:
         )
         self.rounds.append(info)
         return info
+
+    def evaluated(self, record: Evaluated) -> None:
+        """A node told the held-out loss of a version."""
+        insort(self.evaluations, evaluation_point(record), key=lambda point: point.version)
+        del self.evaluations[:-KEEP_EVALUATIONS]
 
     def loss_consistent(self, digests: list[list[str]]) -> bool | None:
         """Whether all nodes that finished have the same final loss and digests; None before two of them said so."""

@@ -7,7 +7,6 @@ import msgspec
 
 from ciuic.errors import LedgerDamagedError, ProtocolError
 from ciuic.hub.fragment import Fragment
-from ciuic.hub.history import evaluation_point
 from ciuic.hub.members import Member
 from ciuic.ledger.entry import Rejection
 from ciuic.ledger.journal import Attached, Departed, Evaluated, Leased, Revived, Started
@@ -50,7 +49,7 @@ def _read_layout(path: Path) -> Layout:
 
 def _apply(ledger: "RunLedger", record: Any) -> None:
     if isinstance(record, Evaluated):
-        ledger.history.evaluations.append(evaluation_point(record))
+        ledger.history.evaluated(record)
         return
     if isinstance(record, Started):
         return

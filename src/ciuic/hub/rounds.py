@@ -25,7 +25,7 @@ from ciuic.errors import (
 from ciuic.hub.admission import check_memory, check_version_0, refusal
 from ciuic.hub.fragment import Fragment
 from ciuic.hub.gathering import Gathering
-from ciuic.hub.history import History, evaluation_point, sample_counts
+from ciuic.hub.history import History, sample_counts
 from ciuic.hub.members import Member
 from ciuic.hub.reopen import reopen
 from ciuic.job import Job
@@ -524,7 +524,7 @@ class RunLedger:
                 final=request.final,
             )
             self.journal.append(record)
-            self.history.evaluations.append(evaluation_point(record))
+            self.history.evaluated(record)
             self._emit(
                 "run.evaluated",
                 f"held-out loss at version {request.version}: {request.loss:.4f}",

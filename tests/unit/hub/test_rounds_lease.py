@@ -72,6 +72,32 @@ def test_nobody_gets_everything_at_once(make: Make) -> None:
     assert rounds.lease("n1", 10).status == "granted"
 
 
+def test_a_node_that_asks_often_never_holds_more_than_half_of_its_part_of_what_is_left(make: Make) -> None:
+    rounds = make(samples=10_000)
+    rounds.start("n0", "n1")
+    while rounds.lease("n0", 1 << 62).status == "granted":
+        pass
+    assert rounds.ledger.samples.outstanding("n0") <= 2_500
+    assert len(numbers(rounds.lease("n1", 1 << 62))) > 2_000
+
+
+def test_leases_are_whole_steps_until_the_last_samples(make: Make) -> None:
+    total, step = 10_005, 24
+    rounds = make(samples=total)
+    rounds.start("n0", "n1")
+    sizes: list[int] = []
+    for request_id in range(1, 1000):
+        request = m.LeaseRequest(incarnation=1, count=1000, request_id=request_id, step=step)
+        reply = rounds.ledger.lease("n0", request)
+        if reply.status == "finished":
+            break
+        sizes.append(len(numbers(reply)))
+        rounds.push("n0", *reply.ranges)
+        rounds.tick(60.0)
+    assert sum(sizes) == total
+    assert [size for size in sizes if size % step] == [total % step]
+
+
 def test_while_nothing_is_free_nodes_wait_and_in_the_end_they_hear_the_final_version(make: Make) -> None:
     rounds = make(samples=6)
     rounds.start("n0", "n1")
