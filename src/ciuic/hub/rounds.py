@@ -67,7 +67,8 @@ class RunLedger:
         self.samples = SampleLedger(0)
         self.epoch = 0
         self.started = False
-        self._ground: m.AttachRequest | None = None
+        self._ground: tuple[str, str] | None = None
+        """(frozen digest, data digest) of the first worker."""
         self._gathering = Gathering()
         self._storage_problem = ""
 
@@ -127,16 +128,16 @@ class RunLedger:
     def _check_same_ground(self, node: str, request: m.AttachRequest) -> None:
         """The first worker's frozen parameters and data are the measure for the others."""
         if self._ground is None:
-            self._ground = request
-        elif request.frozen_digest != self._ground.frozen_digest:
+            self._ground = (request.frozen_digest, request.data_digest)
+        elif request.frozen_digest != self._ground[0]:
             raise LayoutMismatchError(
                 f"the parameters of {node} that are not trained differ from the first node's",
-                cause=f"digest {request.frozen_digest[:12]} there, {self._ground.frozen_digest[:12]} here",
+                cause=f"digest {request.frozen_digest[:12]} there, {self._ground[0][:12]} here",
                 next="load the same pretrained model on every node",
             )
 
     def _tell_other_data(self, node: str, request: m.AttachRequest) -> None:
-        first = self._ground.data_digest if self._ground else ""
+        first = self._ground[1] if self._ground else ""
         if first and request.data_digest and request.data_digest != first:
             self._emit(
                 "data.differs",
