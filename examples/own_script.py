@@ -52,5 +52,6 @@ for step, (batch,) in enumerate(loader):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+    run.record(loss)  # for `ciuic status` and the live page
     if step % 50 == 0:
         logging.info("step %d  loss %.3f  %.0f%% of the run", step, loss.item(), 100 * run.progress)

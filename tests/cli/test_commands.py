@@ -167,9 +167,9 @@ def test_run_follows_to_the_end_in_plain_lines(world: CliWorld, tmp_path: Path) 
     assert done.returncode == 0
     assert done.stdout.splitlines() == [
         "tiny-1 submitted; ctrl-c stops watching, not the run",
-        "tiny-1 waiting 40% version 10 held-out loss 5.500 -> 3.500 nodes 0",
-        "tiny-1 running 40% version 10 held-out loss 5.500 -> 3.500 nodes 1",
-        "tiny-1 finished 100% version 10 held-out loss 5.500 -> 3.500 nodes 1",
+        "tiny-1 waiting 40% version 10 held-out loss 5.500 -> 3.500 at version 10 nodes 0",
+        "tiny-1 running 40% version 10 held-out loss 5.500 -> 3.500 at version 10 nodes 1",
+        "tiny-1 finished 100% version 10 held-out loss 5.500 -> 3.500 at version 10 nodes 1",
     ]
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,19 @@ def test_sigterm_drains_a_node_and_its_last_steps_count(tmp_path: Path) -> None:
         drained = {node.node_id: node for node in info.nodes}["b"]
         assert (drained.state, drained.samples) == ("gone", sum(trained(records, "b").values()))
         assert each_once(records, total)
+
+
+def test_sigterm_ends_a_node_at_once_that_waits_for_others_to_start(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+        nodes = cluster.add_nodes("a", "b")
+        run = cluster.submit(script_job(tmp_path / "records", nodes=2, samples=1_000))
+        psutil.Process(nodes[1].worker_pid()).suspend()
+        wait_for(lambda: "waiting for 2 nodes to start together" in nodes[0].run_log(run), "a that waits for b")
+        began = time.monotonic()
+        assert nodes[0].agent.terminate() == 0
+        assert time.monotonic() - began < 20  # a worker that does not end is killed after 60 s
+        assert cluster.node_state("a") == "left"
+        assert cluster.info(run).samples.committed == 0
 
 
 # ---- workers

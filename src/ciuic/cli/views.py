@@ -146,12 +146,16 @@ def _held_out_loss(run: RunInfo) -> str:
     """The latest one, with the first beside it."""
     if not run.evaluations:
         return "-"
-    first, last = run.evaluations[0].loss, max(run.evaluations, key=lambda point: point.version).loss
-    return f"{last:.3f}" if len(run.evaluations) == 1 else f"{first:.3f} -> {last:.3f}"
+    first, last = run.evaluations[0], run.evaluations[-1]
+    if first is last:
+        return f"{last.loss:.3f} at version {last.version}"
+    return f"{first.loss:.3f} -> {last.loss:.3f} at version {last.version}"
 
 
 def _samples(run: RunInfo) -> str:
     counts = run.samples
+    if not counts.total:
+        return "not known before the workers start"
     line = f"{counts.committed} of {counts.total} samples"
     extras = [f"{count} {what}" for count, what in ((counts.duplicated, "twice"), (counts.lost, "lost")) if count]
     return f"{line} ({', '.join(extras)})" if extras else line

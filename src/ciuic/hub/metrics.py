@@ -81,7 +81,7 @@ def _run_families(runs: list[RunInfo]) -> Iterator[Metric]:
         "ciuic_run_parameters": ("Parameters of the model", {run.run_id: run.parameters for run in runs}),
         "ciuic_run_held_out_loss": (
             "Held-out loss of the base",
-            {run.run_id: max(run.evaluations, key=lambda point: point.version).loss for run in runs if run.evaluations},
+            {run.run_id: run.evaluations[-1].loss for run in runs if run.evaluations},
         ),
         "ciuic_run_loss_consistent": (
             "1: all nodes agree on the final loss",

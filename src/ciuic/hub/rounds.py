@@ -534,7 +534,7 @@ class RunLedger:
             )
 
     def info(self, *, full: bool) -> dict[str, Any]:
-        """The fields of RunInfo that the ledger knows; rounds and evaluations only when `full`."""
+        """The fields of RunInfo that the ledger knows; rounds and all evaluations only when `full`."""
         with self._lock:
             history = self.history
             fields: dict[str, Any] = {
@@ -551,6 +551,8 @@ class RunLedger:
             }
             if full:
                 fields |= {"rounds": list(history.rounds), "evaluations": list(history.evaluations)}
+            else:
+                fields["evaluations"] = history.evaluations[:1] + history.evaluations[1:][-1:]
             return fields
 
     # ---- helpers

@@ -100,7 +100,8 @@ class RunQueue:
         if run.state in ("stopping", "stopped"):
             return
         if run.state not in ("waiting", "running"):
-            raise ConflictError(f"{run_id} cannot be stopped", cause=f"it has {run.state} already")
+            cause = f"it has {run.state} already"
+            raise ConflictError(f"{run_id} cannot be stopped", cause=cause, next="see `ciuic ps`")
         run.state = "stopping"
         run.reason = "stopped by an operator"
         self._patience_s[run_id] = now.mono_s + STOP_PATIENCE_S
@@ -120,7 +121,8 @@ class RunQueue:
         run = self.get(run_id)
         if run.state not in ("stopped", "failed"):
             cause = "its workers have not ended yet" if run.state == "stopping" else f"it is {run.state}"
-            raise ConflictError(f"{run_id} cannot be resumed", cause=cause)
+            next_step = "wait a moment" if run.state == "stopping" else "`ciuic run` starts a new one"
+            raise ConflictError(f"{run_id} cannot be resumed", cause=cause, next=next_step)
         run.state, run.attempt = "waiting", run.attempt + 1
         run.failed, run.reason, run.ended_at = {}, "", None
         out.save_run(run)

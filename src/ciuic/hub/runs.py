@@ -165,9 +165,14 @@ _LEDGER_FIELDS = frozenset(RunInfo.__struct_fields__) - frozenset(_ROW_FIELDS)
 
 
 def run_info(run: Run, ledger_info: dict[str, Any], *, full: bool) -> RunInfo:
-    """A run's row and what its ledger says, as one message; without rounds and evaluations unless `full`."""
-    left_out = () if full else ("rounds", "evaluations")
-    known = {key: value for key, value in ledger_info.items() if key in _LEDGER_FIELDS and key not in left_out}
+    """A run's row and what its ledger says, as one message.
+
+    Unless `full` without rounds, and with the first and the last evaluation only.
+    """
+    known = {key: value for key, value in ledger_info.items() if key in _LEDGER_FIELDS}
+    if not full:
+        points = known.pop("evaluations", [])
+        known |= {"rounds": [], "evaluations": [*points[:1], *points[1:][-1:]]}
     row = {name: getattr(run, name) for name in _ROW_FIELDS}
     return msgspec.convert({**msgspec.to_builtins(known), **row}, RunInfo)
 

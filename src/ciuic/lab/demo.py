@@ -7,6 +7,7 @@ per node. Everything the demo makes lies in one folder: report.html, report.json
 import contextlib
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Generator
@@ -100,6 +101,11 @@ def work_factor(cores: int) -> float:
     return min(2.0, max(1.0, cores / 2))
 
 
+def own_command() -> str:
+    """How this person can type `ciuic`: by name when it is on the path, else by where it was installed."""
+    return "ciuic" if shutil.which("ciuic") else str(Path(sys.executable).parent / "ciuic")
+
+
 def prepare_folder(folder: Path) -> None:
     """Make the folder and remove what an earlier demo left there. Raises UsageError for a folder of something else."""
     mark = folder / _MARK
@@ -133,7 +139,7 @@ def _play(config: DemoConfig, folder: Path, screen: Screen) -> DemoReport:
     screen.say(f"links are emulated (profile {profile.name}: rate, delay and jitter per node); the rest is real")
     with Stage(profile, folder, seed=config.seed) as stage:
         client = stage.set_up()
-        screen.say(f"live page while it runs: CIUIC_HOME={stage.hub_home} ciuic dash")
+        screen.say(f"live page while it runs: CIUIC_HOME={stage.hub_home} {own_command()} dash")
         measured = stage.wait_until_measured(client)
         request = SubmitRequest(job=make_job(config).to_dict(), submit_token="demo")
         run_id = client.call("POST", "/v1/runs", request, SubmitReply).run_id

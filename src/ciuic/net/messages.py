@@ -370,7 +370,7 @@ class HubInfo(Message):
     started_at: float
     nodes: list[NodeInfo] = []
     runs: list[RunInfo] = []
-    """Without rounds and evaluations."""
+    """Without rounds, and with the first and the last evaluation only."""
     disk_free_bytes: int = 0
 
 

@@ -153,7 +153,8 @@ class Agent:
             _log.warning("%s again: not waiting for the worker any more", number.name)
             self._seat.vacate(grace_s=0.0)
             return
-        _log.info("%s: draining", number.name)
+        patience = f"{self._config.drain_s:.0f} s"
+        _log.info("%s: draining: the worker has %s to push and leave; once more ends it now", number.name, patience)
         self._seat.vacate(grace_s=self._config.drain_s)
         self._publish()
         self._heartbeat.poke()

@@ -139,9 +139,9 @@ def settle_identity(
         return stored
     if token is None:
         raise TokenError(
-            f"this machine has not joined a network as {location} yet",
+            f"this machine has not joined a network as '{location}'",
             cause=f"there is no identity in {folder}",
-            next="make a token on the hub with `ciuic hub token create` and join with --token",
+            next="make a token on the hub with `ciuic hub token create` and give it in CIUIC_TOKEN",
         )
     if stored is not None:
         set_aside(stored)

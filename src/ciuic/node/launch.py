@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from ciuic.errors import CodeNotAllowedError, StorageError
 from ciuic.job import Job
 from ciuic.net.probe import usable_cpus
@@ -21,6 +23,8 @@ from ciuic.node.workspace import RunFiles
 
 WORKER = ("-m", "ciuic.train.worker")
 _READ_BYTES = 64 * 1024
+DRAINED = 75
+"""Exit code of a worker that left before the run was complete (as ciuic.train.runfile says it)."""
 _SECRETS = ("CIUIC_TOKEN",)
 """Variables of the agent that a worker has no business with."""
 
@@ -61,9 +65,26 @@ def plan_launch(files: RunFiles, job: Job, *, home: Path, worker_command: list[s
         "CIUIC_RUN_FILE": str(files.run_file),
         "PYTHONUNBUFFERED": "1",
     }
-    if ranks > 1:
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // ranks)))
+    sharing = ranks * agents_here()
+    if sharing > 1:
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // sharing)))
     return Launch(command=command, environment=environment, ranks=ranks)
+
+
+def agents_here() -> int:
+    """How many agents run on this machine, this one included: their workers share its processors.
+
+    Without that, each torch process would start a thread per processor, and all would be several times slower.
+    """
+    found = 0
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+        except psutil.Error:  # it has ended, or is not ours to see
+            continue
+        places = [i for i, word in enumerate(words) if word == "ciuic.cli.main" or Path(word).name == "ciuic"]
+        found += any(words[i + 1 : i + 3] == ["node", "join"] for i in places)
+    return max(1, found)
 
 
 def _torchrun(ranks: int, logs: Path) -> list[str]:
@@ -153,10 +174,12 @@ class WorkerProcess:
         self._on_exit(self, code if code >= 0 else 128 - code)
 
 
-def describe_exit(code: int, exception_line: str) -> str:
-    """Why a worker ended, in one line."""
-    if code == 128 + signal.SIGKILL:
+def describe_exit(code: int, exception_line: str, *, on_request: bool = False) -> str:
+    """Why a worker ended, in one line; `on_request`: the agent had asked it to."""
+    if code == 128 + signal.SIGKILL and not on_request:
         return "killed by SIGKILL" + ("" if exception_line.startswith("error[") else " (perhaps out of memory)")
+    if on_request:
+        return "on request" if code in (0, DRAINED) else f"on request, exit code {code}"
     if exception_line:
         return exception_line
     if code > 128 and code - 128 in set(signal.Signals):

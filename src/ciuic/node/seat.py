@@ -76,7 +76,8 @@ class WorkerSeat:
         if event.worker is not self._worker or self._output is None:
             return
         self._worker = None
-        detail = describe_exit(event.code, self._output.exception_line())
+        on_request = self._supervisor.phase == "stopping"
+        detail = describe_exit(event.code, self._output.exception_line(), on_request=on_request)
         self._supervisor.exited(event.code, detail, time.monotonic())
         text = f"the worker has ended: {detail}"
         if self._supervisor.phase == "waiting":

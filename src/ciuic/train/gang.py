@@ -94,5 +94,6 @@ class Gang:
 
     def close(self) -> None:
         """Leave torchrun's world."""
+        self._group = None  # its threads end with the last reference; at the interpreter's end they would abort it
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
