@@ -1,6 +1,8 @@
 """Commands that need no hub: demo, dash (a proxy on this machine), env, schema."""
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,7 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Folder for the report, the picture and the state.")] = Path("demo"),
     quick: Annotated[bool, typer.Option("--quick", help="A shorter run with the same story.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the model, the data order and the links.")] = 0,
+    as_json: JsonOption = False,
 ) -> int:
     """Train a small DeepSeek on three continents.
 
@@ -22,7 +25,13 @@ def demo(
     """
     from ciuic.lab.demo import DemoConfig, run_demo
 
-    return run_demo(DemoConfig(folder=folder, quick=quick, seed=seed))
+    config = DemoConfig(folder=folder, quick=quick, seed=seed)
+    if not as_json:
+        return run_demo(config)
+    with contextlib.redirect_stdout(sys.stderr):  # what a person reads; only the report goes to standard output
+        code = run_demo(config)
+    print_line((folder / "report.json").read_text().rstrip())
+    return code
 
 
 def dash(
