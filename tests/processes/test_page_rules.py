@@ -277,7 +277,7 @@ def test_many_nodes_have_room_and_those_that_left_give_it(browser: Browser, hub:
     places = [card.rect for card in browser.all("#map .node rect")]
     assert not any(overlap(a, b) for i, a in enumerate(places) for b in places[i + 1 :])
     browser.click("#tab-nodes")
-    assert "node-23" in browser.text("#table-nodes")
+    browser.wait_for("#table-nodes", "node-23")
 
 
 def overlap(a: dict[str, float], b: dict[str, float]) -> bool:

@@ -58,6 +58,8 @@ T = TypeVar("T")
 
 TRAINING_BEGAN = "run.training"
 """The line with which a ledger tells that enough workers are there."""
+STRAY_S = 5.0
+"""A node that a ledger counts on although it is not in the run is gone after this long."""
 _log = structlog.get_logger("ciuic.hub")
 
 
@@ -98,6 +100,8 @@ class Hub:
         self._lock = threading.RLock()
         self._pending = Effects()
         self._complaints: dict[str, str] = {}
+        self._strays: dict[tuple[str, str], float] = {}
+        """Since when a ledger has counted on a node that is not in the run."""
         self._errands = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hub-errands")
         self._change(self._state.start)
         for run_id in store.runs_without_info():
@@ -259,7 +263,7 @@ class Hub:
         """Let time pass in one ledger and notice its end; seconds until the next call is wanted."""
         try:
             ledger = self.ledger(run_id)
-            self._reconcile(run_id, ledger)
+            self._reconcile(run_id, ledger, after_s=STRAY_S)
             wait_s = ledger.tick()
             if ledger.finished:
                 self._finish(run_id)
@@ -354,12 +358,18 @@ class Hub:
         if line is not None:
             self.say(line)
 
-    def _reconcile(self, run_id: str, ledger: Ledger) -> None:
-        """Nodes that the ledger counts on but that are not in the run are gone (after a crash, or a late word)."""
-        members = self.members(run_id)
-        for node in ledger.present():
-            if node not in members:
-                ledger.node_gone(node)
+    def _reconcile(self, run_id: str, ledger: Ledger, *, after_s: float = 0.0) -> None:
+        """Nodes that the ledger counts on but that are not in the run are gone (after a crash, or a late word).
+
+        `after_s`: only those that were so for that long: the errand that tells a death is faster as a rule.
+        """
+        members, now_s = self.members(run_id), self._clocks.mono_s()
+        strays = {(run_id, node) for node in ledger.present() if node not in members}
+        known = {key: since_s for key, since_s in self._strays.items() if key[0] != run_id or key in strays}
+        self._strays = known | dict.fromkeys(strays - known.keys(), now_s)
+        for key in strays:
+            if now_s - self._strays[key] >= after_s:
+                ledger.node_gone(key[1])
 
     def _close(self, run_id: str) -> None:
         if self.has_ended(run_id):  # not resumed meanwhile

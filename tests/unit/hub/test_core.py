@@ -11,7 +11,7 @@ from hub_world import eventually
 
 from ciuic.errors import ConflictError, LedgerDamagedError, StorageError, TokenError
 from ciuic.hub.config import HubConfig
-from ciuic.hub.core import Clocks, Hub
+from ciuic.hub.core import STRAY_S, Clocks, Hub
 from ciuic.hub.runs import Ledger
 from ciuic.hub.store import Store
 from ciuic.job import Job
@@ -166,6 +166,17 @@ def test_a_crash_between_a_death_and_telling_the_ledger_is_made_good_at_the_next
     bench.kill()
     bench.ledgers[run_id].gone.clear()
     bench.start()
+    bench.hub.tick_run(run_id)
+    assert bench.ledgers[run_id].gone == ["ghost"]
+
+
+def test_a_late_word_of_a_node_that_is_not_in_the_run_does_not_hold_the_run_up_for_ever(bench: Bench) -> None:
+    bench.join()
+    run_id = bench.submit()
+    bench.ledger(run_id).members = ["us-west", "ghost"]
+    bench.hub.tick_run(run_id)
+    assert bench.ledgers[run_id].gone == []
+    bench.now_s += STRAY_S + 1
     bench.hub.tick_run(run_id)
     assert bench.ledgers[run_id].gone == ["ghost"]
 
