@@ -58,6 +58,7 @@ T = TypeVar("T")
 
 TRAINING_BEGAN = "run.training"
 """The line with which a ledger tells that enough workers are there."""
+RUNS_LOOKED_AT = 1000
 STRAY_S = 5.0
 """A node that a ledger counts on although it is not in the run is gone after this long."""
 _log = structlog.get_logger("ciuic.hub")
@@ -258,6 +259,12 @@ class Hub:
             self._complain("the state is not stored yet", error)
         with self._lock:
             return [run.run_id for run in self._state.queue.runs.values() if run.state in ("running", "stopping")]
+
+    def open_ledgers(self) -> None:
+        """Read the ledgers of the runs at work, before anybody is answered: versions never seem to go back."""
+        for run in self.runs(latest=RUNS_LOOKED_AT):
+            if run.state in ("running", "stopping"):
+                self.tick_run(run.run_id)
 
     def tick_run(self, run_id: str) -> float:
         """Let time pass in one ledger and notice its end; seconds until the next call is wanted."""

@@ -75,6 +75,7 @@ def serve(
         prepare_operator(config.home / "operator", files.authority, local_url, name=_operator_name())
         store = Store(config.folder / "ciuic.db", events_kept=config.events_kept, log_lines_kept=config.log_lines_kept)
         hub = Hub(config, store, files.authority, open_ledger)
+        hub.open_ledgers()
         server = HubServer(hub, HubFacts(url=url, version=__version__), files, page)
         write_private_file(config.folder / "address", f"{local_url}\n".encode())
 
