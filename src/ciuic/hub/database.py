@@ -68,7 +68,7 @@ class Database:
             try:
                 yield self._writer
                 self._writer.execute("COMMIT")
-            except BaseException:
+            except BaseException:  # whatever it was: half a transaction must not stay open
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise

@@ -40,7 +40,7 @@ def _train(info: RunFile) -> int:
     run = Run(info)
     try:
         train(run)
-    except BaseException as error:
+    except BaseException as error:  # also SystemExit: the hub is told, leases go back; then it goes on up
         run.close(error)
         raise
     run.close()
