@@ -9,7 +9,7 @@ SOAK_RUNS ?= 20
 
 BIN := .venv/bin
 STAMP := .venv/.installed
-SOURCES := src tests $(wildcard examples) $(wildcard benchmarks)
+SOURCES := src tests $(wildcard examples)
 
 .PHONY: install demo test lint format docs bench soak clean browser
 
@@ -52,7 +52,7 @@ docs: $(STAMP)
 	$(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+	for name in codec hub ddp sync learning; do $(BIN)/ciuic bench $$name || exit 1; done
 
 # The demo kills and restarts a node; here it does so again and again with other seeds until one run fails.
 soak: $(STAMP)

@@ -31,7 +31,7 @@ LARGEST_COUNT = 2**53
 """Counts stay exact in JSON up to here."""
 DEFAULT_PRESET = "deepseek-v3-tiny"
 
-CodecName = Literal["none", "bf16", "int8", "int4", "1-bit"]
+CodecName = Literal["none", "bf16", "int8", "int4", "2-bit", "1-bit", "topk"]
 Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 
 
@@ -176,10 +176,12 @@ def _compression_form(value: object) -> str:
 class SyncSection(Section):
     """How often, and how tightly packed, the nodes exchange updates."""
 
-    policy: Literal["sync"] = "sync"
-    """When the hub appends an entry: `sync` waits for the nodes of the round, up to the deadline."""
+    policy: Literal["sync", "async"] = "sync"
+    """When the hub appends an entry: `sync` waits for the nodes of a round, up to the deadline; `async` never waits."""
+    fragments: Annotated[int, Field(ge=1, le=256)] = 1
+    """Parts of the model that are exchanged one after the other within an interval (streaming)."""
     interval: Count = 8
-    """Inner steps per push. Small is better for the loss, large is cheaper on slow links."""
+    """Inner steps per push of a node of average speed. Small is better for the loss, large is cheaper on slow links."""
     compression: Annotated[
         Annotated[CodecName, Tag("name")] | Annotated[Directions, Tag("table")], Discriminator(_compression_form)
     ] = "1-bit"
@@ -196,6 +198,8 @@ class SyncSection(Section):
     """Learning rate of the outer optimizer."""
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Nesterov momentum of the outer optimizer."""
+    outer_delay: Count = 1
+    """Entries between two steps of the outer momentum; the number of nodes with `async` (Delayed Nesterov)."""
 
     @property
     def codec_up(self) -> CodecName:

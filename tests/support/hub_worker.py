@@ -63,7 +63,7 @@ class WireWorker:
         reply = eventually(ready)
         assert reply is not None
         place = Place(run=self.run_id, node=self.node.node_id, incarnation=reply.incarnation)
-        self.machine = NodeMachine(self.layout, NumpyVectors(), ("1-bit", "1-bit"), place)
+        self.machine = NodeMachine(self.layout, NumpyVectors(), "1-bit", place)
         state = reply.fragments[0]
         frame = self.client.fetch(f"{self.path}/snapshot?fragment=0&version={state.snapshot_version}")
         assert len(frame) == state.snapshot_bytes

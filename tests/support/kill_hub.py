@@ -105,7 +105,7 @@ class Node:
         if reply.state != "ready":
             return
         place = Place(run=RUN, node=self.name, incarnation=reply.incarnation)
-        self.machine = NodeMachine(LAYOUT, NumpyVectors(), ("int8", "int8"), place)
+        self.machine = NodeMachine(LAYOUT, NumpyVectors(), "int8", place)
         for f, known in enumerate(reply.fragments):
             path = self.hub.call("snapshot_path", f, known.snapshot_version)
             snapshot = snapshot_from_frame(path.read_bytes(), LAYOUT.fragment_shape(f).element_count)

@@ -11,9 +11,10 @@ import numpy as np
 from codec_cases import vector
 
 from ciuic.codec import FragmentCodec, NumpyVectors
-from ciuic.ledger.aggregate import Aggregator, Facts, OuterOptimizer
+from ciuic.ledger.aggregate import Aggregator, Facts
 from ciuic.ledger.entry import Push, PushHeader
 from ciuic.ledger.layout import Layout, Tensor, make_layout
+from ciuic.ledger.outer import OuterOptimizer
 
 RUN = "r1"
 

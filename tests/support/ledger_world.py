@@ -15,6 +15,8 @@ from ciuic.job import parse_job
 from ciuic.ledger.entry import Push, Snapshot, SnapshotHeader, base_digest, entry_from_frame, snapshot_from_frame
 from ciuic.ledger.layout import Layout, Tensor, make_layout
 from ciuic.ledger.node import NodeMachine, Place
+from ciuic.ledger.replica import InFlight
+from ciuic.ledger.settings import Settings
 from ciuic.net import messages as m
 
 RUN = "r1"
@@ -117,8 +119,9 @@ class World:
             reply = self.hub.attach(name, request)
         assert reply.state == "ready"
         machine = NodeMachine(
-            self.layout, NumpyVectors(), self.codecs, Place(run=RUN, node=name, incarnation=reply.incarnation)
+            self.layout, NumpyVectors(), self.codecs[0], Place(run=RUN, node=name, incarnation=reply.incarnation)
         )
+        machine.use(reply.pace.codec_up)
         worker = Worker(name=name, machine=machine, theta=[])
         for f, state in enumerate(reply.fragments):
             frame = self.hub.snapshot_path(f, state.snapshot_version).read_bytes()
@@ -144,8 +147,12 @@ class World:
 
     def lease(self, name: str, count: int) -> None:
         worker = self.workers[name]
+        replicas = worker.machine.replicas
         request = m.LeaseRequest(
-            incarnation=worker.machine.place.incarnation, count=count, request_id=worker.request_id + 1
+            incarnation=worker.machine.place.incarnation,
+            count=count,
+            request_id=worker.request_id + 1,
+            unpushed=bool(worker.todo) or any(r.in_flight is not None or r.progress.tokens for r in replicas),
         )
         first = self.hub.lease(name, request)
         if first.status == "granted":
@@ -175,7 +182,7 @@ class World:
             return
         counters = (machine.place.incarnation + worker.request_id,) if fragment == 0 else ()
         push = machine.push(fragment, worker.theta[fragment], counters)
-        codec = FragmentCodec(self.codecs[0], self.layout.fragment_shape(fragment))
+        codec = FragmentCodec(push.header.codec, self.layout.fragment_shape(fragment))
         assert len(push.payload) == codec.payload_bytes
         worker.flight[fragment] = worker.unpushed[fragment]
         worker.unpushed[fragment] = np.zeros_like(worker.unpushed[fragment])
@@ -202,6 +209,8 @@ class World:
                 self.network.remove(message)
             return
         assert not worker.dead, "a superseded process was listened to"
+        if not lose_reply:
+            worker.machine.use(reply.pace.codec_up)
         if reply.status == "rejected" and not lose_reply and not worker.dead:
             self._rejected(worker, message.fragment, message.sequence)
 
@@ -209,15 +218,15 @@ class World:
         flight = worker.machine.replicas[fragment].in_flight
         if flight is None or flight.sequence != sequence:
             return
-        self._shadow_reject(worker, fragment, flight.payload)
+        self._shadow_reject(worker, fragment, flight)
         worker.machine.rejected(fragment, sequence)
 
-    def _shadow_reject(self, worker: Worker, fragment: int, payload: np.ndarray) -> None:
+    def _shadow_reject(self, worker: Worker, fragment: int, flight: InFlight) -> None:
         shadow = worker.flight[fragment]
         assert shadow is not None
-        codec = FragmentCodec(self.codecs[0], self.layout.fragment_shape(fragment))
+        codec = FragmentCodec(flight.codec, self.layout.fragment_shape(fragment))
         worker.sum_d[fragment] -= shadow
-        worker.sum_q[fragment] -= codec.decode(payload)
+        worker.sum_q[fragment] -= codec.decode(flight.payload)
         worker.unpushed[fragment] += shadow
         worker.flight[fragment] = None
 
@@ -231,7 +240,7 @@ class World:
             place = worker.machine.place
             outcome = entry.outcome(place.node, place.incarnation, flight.sequence) if flight else "absent"
             if flight is not None and outcome == "rejected":
-                self._shadow_reject(worker, fragment, flight.payload)
+                self._shadow_reject(worker, fragment, flight)
             worker.machine.merge(entry, worker.theta[fragment])
             if outcome == "merged":
                 worker.flight[fragment] = None
@@ -247,6 +256,10 @@ class World:
         for fragment, (_, _, residual) in zip(self.hub.fragments, before, strict=True):
             assert np.array_equal(fragment.aggregator.residual, residual)
         assert list(self.hub.samples.committed) == committed
+
+    def switch(self, policy: str, codec_up: str, codec_down: str) -> None:
+        """Other settings hold from here on; nodes learn of them with their next answer."""
+        self.hub.switch(Settings(policy=policy, codec_up=codec_up, codec_down=codec_down, why="test"))
 
     def forget(self, name: str) -> None:
         """The hub thinks a node is dead (it may speak again)."""
@@ -282,12 +295,11 @@ class World:
         for f, fragment in enumerate(self.hub.fragments):
             aggregator, store = fragment.aggregator, fragment.store
             shape = self.layout.fragment_shape(f)
-            down = FragmentCodec(self.codecs[1], shape)
             keys: list[tuple[str, int, int]] = []
             applied = np.zeros(shape.element_count)
             for version in range(1, store.version + 1):
                 entry = store.entry(version)
-                applied += down.decode(entry.payload)
+                applied += FragmentCodec(entry.header.codec, shape).decode(entry.payload)
                 keys += [(c.node, c.incarnation, c.sequence) for c in entry.header.contributors]
                 assert self.digests.setdefault((f, version), entry.header.digest) == entry.header.digest
             assert len(keys) == len(set(keys)), "a push merged twice"
@@ -299,14 +311,12 @@ class World:
         """Hub: sum u - sum entries = e_s, with u recomputed here from what the nodes pushed."""
         for f, fragment in enumerate(self.hub.fragments):
             shape = self.layout.fragment_shape(f)
-            down = FragmentCodec(self.codecs[1], shape)
             difference = np.zeros(shape.element_count)
             for version in range(1, fragment.store.version + 1):
                 entry = fragment.store.entry(version)
-                tokens = sum(c.tokens for c in entry.header.contributors)
                 for c in entry.header.contributors:
-                    difference += c.tokens / tokens * self.decoded[f, c.node, c.incarnation, c.sequence]
-                difference -= down.decode(entry.payload)
+                    difference += c.weight * self.decoded[f, c.node, c.incarnation, c.sequence]
+                difference -= FragmentCodec(entry.header.codec, shape).decode(entry.payload)
             assert np.abs(difference - fragment.aggregator.residual).max() < TOLERANCE, "the hub's residual is wrong"
 
     def resend_everything(self) -> None:

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from ciuic import __version__
-from ciuic.cli import follow, hub, local, node, runs
+from ciuic.cli import bench, follow, hub, local, node, runs
 from ciuic.cli.output import print_error, print_line
 from ciuic.errors import CiuicError, UsageError
 
@@ -50,6 +50,7 @@ COMMANDS: dict[str, typer.Typer | Callable[..., object]] = {
     "stop": runs.stop,
     "resume": runs.resume,
     "dash": local.dash,
+    "bench": bench.bench,
     "schema": local.schema,
     "env": local.env,
 }
@@ -58,7 +59,7 @@ for _name, _command in COMMANDS.items():
     if isinstance(_command, typer.Typer):
         app.add_typer(_command, name=_name)
     else:
-        app.command(_name)(_command)
+        app.command(_name, context_settings=bench.CONTEXT if _name == "bench" else None)(_command)
 
 
 def _print_version(wanted: bool) -> None:

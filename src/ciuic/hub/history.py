@@ -23,10 +23,11 @@ class History:
         self.entry_bytes = 0
         self._last_time: dict[int, float] = {}
 
-    def closed(self, header: EntryHeader, push_bytes: int, entry_bytes: int) -> RoundInfo:
+    def closed(self, header: EntryHeader, entry_bytes: int) -> RoundInfo:
         """A round ended in this entry."""
         before = self._last_time.get(header.fragment)
         self._last_time[header.fragment] = header.time
+        push_bytes = sum(c.payload_bytes for c in header.contributors)
         self.entry_bytes += entry_bytes
         self.push_bytes += push_bytes
         info = RoundInfo(

@@ -24,6 +24,8 @@ class Member:
     report: ReportRequest | None = None
     last_request_id: int = 0
     last_lease: LeaseReply | None = None
+    unpushed: bool = False
+    """It has, or may have, progress in some fragment that it has not pushed."""
     last_sequence: dict[int, int] = field(default_factory=dict)
     """Per fragment: newest accepted push of the present incarnation."""
     pushes_accepted: int = 0
@@ -42,7 +44,7 @@ class Member:
         self.totals = self.summed()
         self.report, self.last_request_id, self.last_lease = None, 0, None
         self.incarnation, self.state, self.last_sequence = incarnation, "warming", {}
-        self.has_left = False
+        self.has_left = self.unpushed = False
 
     def take_report(self, report: ReportRequest) -> None:
         self.report = report

@@ -9,7 +9,7 @@ from ciuic.errors import LedgerDamagedError, ProtocolError
 from ciuic.hub.fragment import Fragment
 from ciuic.hub.members import Member
 from ciuic.ledger.entry import Rejection
-from ciuic.ledger.journal import Attached, Departed, Evaluated, Leased, Revived, Started
+from ciuic.ledger.journal import Attached, Departed, Evaluated, Leased, Revived, Started, Switched
 from ciuic.ledger.layout import Layout, layout_from_dict
 from ciuic.ledger.replay import rebuild
 from ciuic.ledger.samples import SampleLedger
@@ -53,6 +53,9 @@ def _apply(ledger: "RunLedger", record: Any) -> None:
         return
     if isinstance(record, Started):
         return
+    if isinstance(record, Switched):
+        ledger.use(record.settings)
+        return
     member = ledger.member(record.node)
     if isinstance(record, Leased):
         ledger.samples.restore_lease(record.node, record.ranges)
@@ -74,9 +77,8 @@ def _apply(ledger: "RunLedger", record: Any) -> None:
 def _reopen_fragment(ledger: "RunLedger", number: int, fragment: Fragment) -> None:
     rebuilt = rebuild(fragment.aggregator, fragment.store, ledger.run_id)
     fragment.snapshot_version = rebuilt.snapshot_version
-    push_bytes = fragment.aggregator.push_payload_bytes
     for header, (_, entry_bytes) in zip(rebuilt.merged, fragment.store.log.frames, strict=True):
-        ledger.history.closed(header, push_bytes * len(header.contributors), entry_bytes)
+        ledger.history.closed(header, entry_bytes)
         for contributor in header.contributors:
             ledger.count_merged(contributor, number)
             ledger.member(contributor.node).pushes_accepted += 1

@@ -15,27 +15,27 @@ import msgspec
 from ciuic.errors import (
     CiuicError,
     ConflictError,
-    DataError,
-    LayoutMismatchError,
     NotFoundError,
     RoleError,
     StorageError,
     SupersededError,
 )
-from ciuic.hub.admission import check_memory, check_version_0, refusal
+from ciuic.hub.admission import refusal
+from ciuic.hub.attaching import Attaching
 from ciuic.hub.fragment import Fragment
-from ciuic.hub.gathering import Gathering
 from ciuic.hub.history import History, sample_counts
 from ciuic.hub.members import Member
+from ciuic.hub.pace import balanced_intervals
 from ciuic.hub.reopen import reopen
 from ciuic.job import Job
-from ciuic.ledger.aggregate import Aggregator, Facts, OuterOptimizer
-from ciuic.ledger.entry import Contributor, Push, Rejection, push_from_frame, snapshot_from_frame
-from ciuic.ledger.files import write_durable
-from ciuic.ledger.inbox import Inbox, SyncPolicy
-from ciuic.ledger.journal import Attached, Departed, Evaluated, Journal, Leased, Revived, Started
-from ciuic.ledger.layout import Layout, check_same_layout, layout_from_dict
+from ciuic.ledger.aggregate import Aggregator, Facts
+from ciuic.ledger.entry import Contributor, Push, Rejection, push_from_frame
+from ciuic.ledger.inbox import Inbox, Policy
+from ciuic.ledger.journal import Departed, Evaluated, Journal, Leased, Revived, Switched
+from ciuic.ledger.layout import Layout
+from ciuic.ledger.outer import OuterOptimizer
 from ciuic.ledger.samples import SampleLedger
+from ciuic.ledger.settings import Settings
 from ciuic.ledger.store import FragmentStore
 from ciuic.net import messages as m
 
@@ -49,6 +49,14 @@ SMALL_LEASE = 32
 """Leases are not made smaller than this."""
 
 
+def settings_of(job: Job) -> Settings:
+    """The settings that a run starts with."""
+    sync = job.sync
+    return Settings(
+        policy=sync.policy, interval=sync.interval, codec_up=sync.codec_up, codec_down=sync.codec_down, why="job"
+    )
+
+
 class RunLedger:
     """See the module. `emit(kind, text, node, data)` tells the story; `wake()` says that entries or leases changed."""
 
@@ -57,7 +65,7 @@ class RunLedger:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.job, self.run_id = folder, job, run_id
-        self._clock, self._emit, self._wake = clock, emit, wake
+        self._clock, self._emit, self.wake = clock, emit, wake
         self._lock = threading.RLock()
         self.journal = Journal(folder / "journal.bin")
         self.layout: Layout | None = None
@@ -65,11 +73,10 @@ class RunLedger:
         self.members: dict[str, Member] = {}
         self.history = History()
         self.samples = SampleLedger(0)
+        self.settings = settings_of(job)
         self.epoch = 0
         self.started = False
-        self._ground: tuple[str, str] | None = None
-        """(frozen digest, data digest) of the first worker."""
-        self._gathering = Gathering()
+        self._attaching = Attaching(self)
         self._storage_problem = ""
 
     @classmethod
@@ -87,140 +94,61 @@ class RunLedger:
 
     def set_layout(self, layout: Layout) -> None:
         """Make the fragments' machines and files."""
-        outer = OuterOptimizer(lr=self.job.sync.outer_lr, momentum=self.job.sync.outer_momentum)
-        codecs = (self.job.sync.codec_up, self.job.sync.codec_down)
+        sync = self.job.sync
+        outer = OuterOptimizer(lr=sync.outer_lr, momentum=sync.outer_momentum, delay=sync.outer_delay)
         fragments: list[Fragment] = []
         for number in range(layout.fragment_count):
-            aggregator = Aggregator(layout, number, codecs, outer)
+            aggregator = Aggregator(layout, number, (self.settings.codec_up, self.settings.codec_down), outer)
             store = FragmentStore(self.folder / f"fragment-{number}", aggregator.element_count)
             fragments.append(Fragment(aggregator=aggregator, inbox=Inbox(self._policy()), store=store))
         self.layout, self.fragments = layout, fragments
 
-    def _policy(self) -> SyncPolicy:
+    def _policy(self) -> Policy:
         sync = self.job.sync
-        return SyncPolicy(min_fraction=sync.min_fraction, max_staleness=sync.max_staleness, deadline_s=sync.deadline_s)
+        return Policy(
+            kind=self.settings.policy,
+            min_fraction=sync.min_fraction,
+            max_staleness=sync.max_staleness,
+            deadline_s=sync.deadline_s,
+        )
+
+    # ---- settings
+
+    def switch(self, settings: Settings) -> None:
+        """From the next round on these hold; pushes that are on their way are still understood."""
+        with self._lock:
+            if settings == self.settings:
+                return
+            self.journal.append(Switched(settings=settings))
+            self.use(settings)
+            self.tell("sync.switched", f"from now on: {settings.describe()}", data=msgspec.to_builtins(settings))
+        self._close_due()
+        self.wake()
+
+    def use(self, settings: Settings) -> None:
+        """Make these the present settings (they are durable)."""
+        self.settings = settings
+        for fragment in self.fragments:
+            fragment.aggregator.use((settings.codec_up, settings.codec_down))
+            fragment.inbox.policy = self._policy()
+
+    def pace(self, node: str) -> m.Pace:
+        """What a node's next pushes are like: codec, and steps in proportion to its speed."""
+        step_s = {x.node: x.report.step_s if x.report else 0.0 for x in self.members.values() if x.is_present}
+        interval = balanced_intervals(self.settings.interval, step_s).get(node, self.settings.interval)
+        return m.Pace(codec_up=self.settings.codec_up, interval=interval)
 
     # ---- attaching
 
     def attach(self, node: str, request: m.AttachRequest) -> m.AttachReply:
         """A worker asks for its place. The first one uploads version 0; all wait until min nodes are there."""
-        layout = layout_from_dict(request.layout)
         with self._lock:
-            self._check_same_ground(node, request)
-            if self.layout is None:
-                check_memory(layout)
-                write_durable(self.folder / "layout.json", msgspec.json.encode(layout))
-                self.set_layout(layout)
-            else:
-                check_same_layout(self.layout, layout)
-            self._gathering.arrive(node, self._clock())
-            if not self._has_base:
-                first = self._gathering.should_initialize(node, self._clock())
-                return self._attach_reply("initialize" if first else "wait")
-            if not self.started and not self._start(request):
-                return self._attach_reply("wait")
-            return self._attach_ready(node, request)
-
-    @property
-    def _has_base(self) -> bool:
-        return bool(self.fragments) and all(f.snapshot_version >= 0 for f in self.fragments)
-
-    def _check_same_ground(self, node: str, request: m.AttachRequest) -> None:
-        """The first worker's frozen parameters and data are the measure for the others."""
-        if self._ground is None:
-            self._ground = (request.frozen_digest, request.data_digest)
-        elif request.frozen_digest != self._ground[0]:
-            raise LayoutMismatchError(
-                f"the parameters of {node} that are not trained differ from the first node's",
-                cause=f"digest {request.frozen_digest[:12]} there, {self._ground[0][:12]} here",
-                next="load the same pretrained model on every node",
-            )
-
-    def _tell_other_data(self, node: str, request: m.AttachRequest) -> None:
-        first = self._ground[1] if self._ground else ""
-        if first and request.data_digest and request.data_digest != first:
-            self._emit(
-                "data.differs",
-                f"{node} reads other training data than the first node; sample numbers mean other texts there",
-                node,
-                {"here": request.data_digest[:64], "first": first[:64]},
-            )
-
-    def _start(self, request: m.AttachRequest) -> bool:
-        present = self._gathering.present(self._clock())
-        if len(present) < self.job.nodes.min:
-            return False
-        train = self.job.train
-        total = train.samples or int((train.epochs or 1.0) * request.dataset_samples)
-        if total < 1:
-            raise DataError(
-                "the run has no samples",
-                cause=f"the data set has {request.dataset_samples} samples",
-                next="set [train] samples, or give more data",
-            )
-        self.journal.append(Started(total_samples=total))
-        self.started, self.samples = True, SampleLedger(total)
-        self._emit("run.training", f"{len(present)} nodes start: {total:,} samples", "", {"nodes": present})
-        return True
-
-    def _attach_ready(self, node: str, request: m.AttachRequest) -> m.AttachReply:
-        self._tell_other_data(node, request)
-        member = self.member(node)
-        incarnation = member.incarnation + 1
-        returned = tuple(self.samples.give_back(node))
-        self.journal.append(Attached(node=node, incarnation=incarnation, returned=returned, totals=member.summed()))
-        again = member.incarnation > 0
-        member.attach(incarnation)
-        self.epoch += 1
-        back = sum(b - a for a, b in returned)
-        text = f"{node} is back (incarnation {incarnation})" if again else f"{node} trains"
-        facts = {"torch": request.torch_version[:64], "device": request.device[:64]}
-        self._emit("worker.attached", text + (f"; {back} leased samples went back" if back else ""), node, facts)
-        self._wake()
-        return self._attach_reply("ready", incarnation)
-
-    def _attach_reply(self, state: Any, incarnation: int = 0) -> m.AttachReply:
-        fragments = [
-            m.FragmentState(
-                version=f.aggregator.version,
-                digest=f.aggregator.digest,
-                snapshot_version=f.snapshot_version,
-                snapshot_bytes=f.store.snapshot_path(f.snapshot_version).stat().st_size,
-            )
-            for f in self.fragments
-            if f.snapshot_version >= 0
-        ]
-        return m.AttachReply(
-            incarnation=incarnation,
-            epoch=self.epoch,
-            boot_id="",
-            state=state,
-            fragments=fragments,
-            total_samples=self.samples.total,
-            samples_committed=len(self.samples.committed),
-        )
+            return self._attaching.attach(node, request, self._clock())
 
     def put_snapshot(self, node: str, fragment: int, frame: bytes) -> None:
         """Version 0 of a fragment, from the worker that was told to initialize."""
         with self._lock:
-            place = self._fragment(fragment)
-            aggregator = place.aggregator
-            snapshot = snapshot_from_frame(frame, aggregator.element_count)
-            is_there = place.snapshot_version >= 0
-            if is_there and snapshot.header.digest == aggregator.digest:
-                return  # sent again because its reply was lost
-            if is_there or not self._gathering.may_upload(node):
-                raise ConflictError(
-                    f"{node} is not the one that uploads version 0 of fragment {fragment}",
-                    cause="another worker does, or it is there already",
-                    next="attach again",
-                )
-            check_version_0(aggregator, snapshot)
-            aggregator.initialize(snapshot.vectors["base"], snapshot.header.counters)
-            place.store.save_snapshot(aggregator.snapshot(self.run_id))
-            place.snapshot_version = 0
-            self._emit("base.uploaded", f"{node} uploaded version 0 of fragment {fragment}", node, {})
-            self._wake()
+            self._attaching.put_snapshot(node, fragment, frame)
 
     def detach(self, node: str, request: m.DetachRequest) -> None:
         """A worker leaves: its leases go back."""
@@ -241,7 +169,7 @@ class RunLedger:
     def node_gone(self, node: str) -> int:
         """The node is dead, evicted or left: rounds close without it. Returns how many leased samples went back."""
         with self._lock:
-            self._gathering.leave(node)
+            self._attaching.gathering.leave(node)
             member = self.members.get(node)
             if member is None or not member.is_present:
                 return 0
@@ -262,7 +190,7 @@ class RunLedger:
 
     def _after_departure(self) -> None:
         self._close_due()
-        self._wake()
+        self.wake()
 
     # ---- leasing
 
@@ -278,7 +206,8 @@ class RunLedger:
                     f"request {request.request_id} of {node} is older than its request {member.last_request_id}",
                     cause="it was delayed on its way; nobody waits for its answer any more",
                 )
-            if self._is_complete:
+            member.unpushed = request.unpushed
+            if self._is_complete and not self._someone_has_progress():
                 versions = [f.aggregator.version for f in self.fragments]
                 return m.LeaseReply(status="finished", final_versions=versions)
             step = max(1, min(request.step, MAX_LEASE))
@@ -296,7 +225,7 @@ class RunLedger:
         except StorageError:
             self.samples.give_back(node, ranges)
             raise
-        member.last_request_id = request_id
+        member.last_request_id, member.unpushed = request_id, len(self.fragments) > 1
         member.last_lease = m.LeaseReply(status="granted", ranges=ranges)
         return member.last_lease
 
@@ -308,6 +237,10 @@ class RunLedger:
     @property
     def _is_complete(self) -> bool:
         return self.started and self.samples.complete and not any(f.inbox.waiting for f in self.fragments)
+
+    def _someone_has_progress(self) -> bool:
+        """With several fragments the last samples may be committed while other fragments' progress is unpushed."""
+        return any(member.unpushed for member in self._at_work())
 
     @property
     def finished(self) -> bool:
@@ -336,11 +269,11 @@ class RunLedger:
                 f"{node} sent a push of {header.node} for run {header.run}", cause="a node pushes only for itself"
             )
         with self._lock:
-            fragment = self._fragment(header.fragment)
+            fragment = self.fragment(header.fragment)
             member = self._current(node, header.incarnation)
             self._revive(member)
             if header.sequence <= member.last_sequence.get(header.fragment, 0):
-                return self._push_reply("duplicate", fragment)
+                return self._push_reply(node, fragment, "duplicate")
             refused = refusal(
                 fragment.aggregator,
                 push,
@@ -353,16 +286,23 @@ class RunLedger:
             late = header.base_version < fragment.aggregator.version
             self.take(fragment, push, late=late)
             self._close_due()
-            return self._push_reply("accepted", fragment)
+            return self._push_reply(node, fragment, "accepted")
 
     def _refuse(self, member: Member, fragment: Fragment, reason: str, detail: str) -> m.PushReply:
         member.pushes_rejected += 1
         self._emit("push.rejected", f"a push of {member.node} was rejected ({reason}): {detail}", member.node, {})
-        return self._push_reply("rejected", fragment, reason, detail)
+        return self._push_reply(member.node, fragment, "rejected", reason, detail)
 
-    def _push_reply(self, status: Any, fragment: Fragment, reason: str = "", detail: str = "") -> m.PushReply:
+    def _push_reply(
+        self, node: str, fragment: Fragment, status: Any, reason: str = "", detail: str = ""
+    ) -> m.PushReply:
         return m.PushReply(
-            status=status, reason=reason, detail=detail, epoch=self.epoch, hub_version=fragment.aggregator.version
+            status=status,
+            reason=reason,
+            detail=detail,
+            epoch=self.epoch,
+            hub_version=fragment.aggregator.version,
+            pace=self.pace(node),
         )
 
     def take(self, fragment: Fragment, push: Push, *, late: bool) -> None:
@@ -390,22 +330,27 @@ class RunLedger:
     def _close_due(self) -> None:
         with self._lock:
             for number, fragment in enumerate(self.fragments):
-                why = fragment.inbox.decide(self._expected(), self._clock())
-                if why:
-                    self._try_close(number, fragment, why)
+                while why := fragment.inbox.decide(self._expected(), self._clock()):
+                    if not self._try_close(number, fragment, why) or why != "pushed":
+                        break
 
     def _expected(self) -> list[str]:
         """Members whose push a round waits for: not joiners before their first push, nor nodes without samples."""
-        present = [member for member in self.members.values() if member.is_present]
+        present = self._at_work()
         settled = [member for member in present if member.state == "training"] or present
         return [x.node for x in settled if self.samples.free or self.samples.outstanding(x.node)]
 
-    def _try_close(self, number: int, fragment: Fragment, why: str) -> None:
+    def _at_work(self) -> list[Member]:
+        return [member for member in self.members.values() if member.is_present]
+
+    def _try_close(self, number: int, fragment: Fragment, why: str) -> bool:
         try:
             self._close(number, fragment, why)
-            self._storage_problem = ""
         except StorageError as error:
             self._tell_storage("round not closed", error)
+            return False
+        self._storage_problem = ""
+        return True
 
     def _tell_storage(self, what: str, error: StorageError) -> None:
         """Once per problem, however often it is met."""
@@ -420,7 +365,15 @@ class RunLedger:
             for push in pushes:
                 for start, stop in push.header.ranges:
                     committed.add(start, stop)
-        facts = Facts(run=self.run_id, epoch=self.epoch, samples_committed=len(committed), time=time.time(), why=why)
+        weights = fragment.inbox.weights(pushes, fragment.aggregator.version, len(self._at_work()))
+        facts = Facts(
+            run=self.run_id,
+            epoch=self.epoch,
+            samples_committed=len(committed),
+            time=time.time(),
+            why=why,
+            weights=weights,
+        )
         candidate = fragment.aggregator.close(pushes, rejected, facts)
         entry_bytes = fragment.store.append(candidate.entry)
         fragment.aggregator.commit(candidate)
@@ -430,10 +383,10 @@ class RunLedger:
         fragment.inbox.settle(p.key for p in pushes)
         for contributor in header.contributors:
             self.count_merged(contributor, number)
-        info = self.history.closed(header, len(pushes) * fragment.aggregator.push_payload_bytes, entry_bytes)
+        info = self.history.closed(header, entry_bytes)
         self._tell_round(info)
         self._snapshot_if_due(fragment)
-        self._wake()
+        self.wake()
 
     def _reject_waiting(self, fragment: Fragment, rejection: Rejection) -> None:
         """An accepted push has become too stale: its samples are its node's again, or free when that one is gone."""
@@ -484,7 +437,7 @@ class RunLedger:
     def entries_after(self, fragment: int, version: int, max_bytes: int) -> list[bytes]:
         """Entry frames after a version; empty when there is none yet."""
         with self._lock:
-            place = self._fragment(fragment)
+            place = self.fragment(fragment)
             if version > place.store.version:
                 raise ConflictError(
                     f"the hub has version {place.store.version} of fragment {fragment}, not {version}",
@@ -496,7 +449,7 @@ class RunLedger:
     def snapshot_path(self, fragment: int, version: int) -> Path:
         """File of a snapshot's base frame. Raises NotFoundError."""
         with self._lock:
-            path = self._fragment(fragment).store.snapshot_path(version)
+            path = self.fragment(fragment).store.snapshot_path(version)
             if not path.exists():
                 raise NotFoundError(
                     f"there is no snapshot of version {version}",
@@ -557,6 +510,10 @@ class RunLedger:
 
     # ---- helpers
 
+    def tell(self, kind: str, text: str, *, node: str = "", data: dict[str, Any] | None = None) -> None:
+        """One line of the run's story."""
+        self._emit(kind, text, node, data or {})
+
     def member(self, node: str) -> Member:
         """The member of that name; a new one when there is none."""
         return self.members.setdefault(node, Member(node=node))
@@ -584,7 +541,8 @@ class RunLedger:
             self.epoch += 1
             self._emit("worker.revived", f"{member.node} speaks again and goes on", member.node, {})
 
-    def _fragment(self, number: int) -> Fragment:
+    def fragment(self, number: int) -> Fragment:
+        """Raises NotFoundError."""
         if not 0 <= number < len(self.fragments):
             raise NotFoundError(f"there is no fragment {number}", cause=f"the run has {len(self.fragments)}")
         return self.fragments[number]

@@ -1,13 +1,14 @@
 """The hub's machine of one fragment: accepted pushes in, entries out. Pure: no files, no clock.
 
-    d     = sum of w_i q_i in order of (node, incarnation), w_i = tokens_i / sum of tokens
-    mom   = mu mom + d;  u = lr (d + mu mom)                       (torch's SGD with nesterov=True)
+    d     = sum of w_i q_i in order of (node, incarnation); the weights w_i come from the policy
+    u     = the outer optimizer's step on d                        (ledger.outer)
     y     = u + e_s;  entry = encode(y);  e_s' = y - decode(entry)
     base' = base - decode(entry)
 
 Everything fp32, one rounding per operation, so that a replay gives the same bits.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,16 +29,10 @@ from ciuic.ledger.entry import (
     base_digest,
 )
 from ciuic.ledger.layout import Layout
+from ciuic.ledger.outer import OuterOptimizer, OuterState
 
 Float = NDArray[np.float32]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OuterOptimizer:
-    """SGD on pseudo-gradients; lr 1 and momentum 0 is plain averaging."""
-
-    lr: float = 1.0
-    momentum: float = 0.0
+Key = tuple[str, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +44,10 @@ class Facts:
     samples_committed: int = 0
     time: float = 0.0
     why: str = ""
+    codec: str = ""
+    """Of the entry; empty: the aggregator's present one."""
+    weights: Mapping[Key, float] | None = None
+    """By push; None: its share of the round's tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,30 +57,39 @@ class Candidate:
     entry: Entry
     base: Float
     residual: Float
-    momentum: Float | None
+    outer: OuterState
 
 
 class Aggregator:
     """State of one fragment on the hub: base, residual e_s, momentum."""
 
     def __init__(self, layout: Layout, fragment: int, codecs: tuple[str, str], outer: OuterOptimizer) -> None:
-        """`codecs` = (up, down)."""
+        """`codecs` = (up, down) that hold now; `use` changes them."""
         self.layout, self.fragment, self.outer = layout, fragment, outer
-        self.codec_up, self.codec_down = codecs
-        shape = layout.fragment_shape(fragment)
-        self.element_count = shape.element_count
-        self._up, self._down = FragmentCodec(codecs[0], shape), FragmentCodec(codecs[1], shape)
+        self._shape = layout.fragment_shape(fragment)
+        self.element_count = self._shape.element_count
+        self._codecs: dict[str, FragmentCodec] = {}
+        self.codecs_up: set[str] = set()
+        """Codecs that pushes may have: those that hold or held in this run."""
+        self.codec_down = ""
+        self.use(codecs)
         self.base: Float = np.zeros(self.element_count, np.float32)
         self.residual: Float = np.zeros(self.element_count, np.float32)
-        self.momentum: Float | None = np.zeros(self.element_count, np.float32) if outer.momentum else None
+        self.outer_state = outer.start(self.element_count)
         self.version = 0
         self.digest = ""
         self.counters: tuple[int, ...] = ()
 
-    @property
-    def push_payload_bytes(self) -> int:
-        """Exact payload size of a push."""
-        return self._up.payload_bytes
+    def use(self, codecs: tuple[str, str]) -> None:
+        """From now on these codecs (up, down) hold; pushes of earlier ones are still understood."""
+        up, self.codec_down = codecs
+        self.codecs_up.add(up)
+        self._codec(up), self._codec(self.codec_down)
+
+    def _codec(self, name: str) -> FragmentCodec:
+        if name not in self._codecs:
+            self._codecs[name] = FragmentCodec(name, self._shape)
+        return self._codecs[name]
 
     def initialize(self, base: Float, counters: tuple[int, ...] = ()) -> None:
         """Version 0."""
@@ -92,16 +100,16 @@ class Aggregator:
     def check(self, push: Push) -> None:
         """Refuse a push that could harm the ledger. Raises LayoutMismatchError, FrameError or NonFiniteError."""
         header = push.header
-        expected = (self.fragment, self.codec_up, self.layout.digest)
-        if (header.fragment, header.codec, header.layout_digest) != expected:
+        expected = (self.fragment, self.layout.digest)
+        if (header.fragment, header.layout_digest) != expected or header.codec not in self.codecs_up:
             raise LayoutMismatchError(
                 f"the push of {header.node} is for another layout or codec",
                 cause=f"layout {header.layout_digest[:12]} codec {header.codec} fragment {header.fragment}, "
-                f"the run has {self.layout.digest[:12]} {self.codec_up} {self.fragment}",
+                f"the run has {self.layout.digest[:12]} {'/'.join(sorted(self.codecs_up))} {self.fragment}",
                 next="start this node's worker again with the job of the run",
             )
         self.check_counters(header.counters, f"the push of {header.node}")
-        self.check_finite(self._up.decode(push.payload), f"the push of {header.node}")
+        self.check_finite(self._codec(header.codec).decode(push.payload), f"the push of {header.node}")
 
     def check_counters(self, counters: tuple[int, ...], what: str) -> None:
         """Raises LayoutMismatchError when `what` has another number of integer buffers."""
@@ -122,17 +130,18 @@ class Aggregator:
     def close(self, pushes: list[Push], rejected: tuple[Rejection, ...], facts: Facts) -> Candidate:
         """Aggregate checked pushes (at least one) to the next entry. Changes nothing."""
         pushes = sorted(pushes, key=lambda p: p.key)
-        total = sum(p.header.tokens for p in pushes)
+        weights = self._weights(pushes, facts)
         mean = np.zeros(self.element_count, np.float32)
         scratch = np.empty(self.element_count, np.float32)
-        for push in pushes:
-            self._up.decode(push.payload, out=scratch)
-            scratch *= np.float32(push.header.tokens / total)
+        for push, weight in zip(pushes, weights, strict=True):
+            self._codec(push.header.codec).decode(push.payload, out=scratch)
+            scratch *= weight
             mean += scratch
-        update, momentum = self._outer_step(mean)
+        update, outer = self.outer.step(mean, self.outer_state, self.version + 1)
         update += self.residual
-        payload = self._down.encode(update)
-        self._down.decode(payload, out=scratch)
+        down = self._codec(facts.codec or self.codec_down)
+        payload = down.encode(update)
+        down.decode(payload, out=scratch)
         update -= scratch  # now the new residual
         base = self.base - scratch
         counters = tuple(
@@ -142,12 +151,13 @@ class Aggregator:
             run=facts.run,
             fragment=self.fragment,
             version=self.version + 1,
-            codec=self.codec_down,
+            codec=down.name,
             epoch=facts.epoch,
-            contributors=tuple(self._contributor(p) for p in pushes),
+            contributors=tuple(self._contributor(p, w) for p, w in zip(pushes, weights, strict=True)),
             rejected=rejected,
             outer_lr=self.outer.lr,
             outer_momentum=self.outer.momentum,
+            outer_delay=self.outer.delay,
             digest=base_digest(base, counters),
             previous_digest=self.digest,
             samples_committed=facts.samples_committed,
@@ -155,22 +165,14 @@ class Aggregator:
             time=facts.time,
             why=facts.why,
         )
-        return Candidate(entry=Entry(header=header, payload=payload), base=base, residual=update, momentum=momentum)
+        return Candidate(entry=Entry(header=header, payload=payload), base=base, residual=update, outer=outer)
 
-    def _outer_step(self, mean: Float) -> tuple[Float, Float | None]:
-        lr, mu = np.float32(self.outer.lr), np.float32(self.outer.momentum)
-        if self.momentum is None:
-            if lr != 1:
-                mean *= lr
-            return mean, None
-        momentum = self.momentum * mu
-        momentum += mean
-        update = momentum * mu
-        update += mean
-        update *= lr
-        return update, momentum
+    def _weights(self, pushes: list[Push], facts: Facts) -> list[np.float32]:
+        total = sum(p.header.tokens for p in pushes)
+        given = facts.weights
+        return [np.float32(p.header.tokens / total if given is None else given.get(p.key, 0.0)) for p in pushes]
 
-    def _contributor(self, push: Push) -> Contributor:
+    def _contributor(self, push: Push, weight: np.float32) -> Contributor:
         header = push.header
         return Contributor(
             node=header.node,
@@ -179,19 +181,23 @@ class Aggregator:
             tokens=header.tokens,
             ranges=header.ranges,
             staleness=self.version - header.base_version,
+            weight=float(weight),
+            payload_bytes=len(push.payload),
         )
 
     def commit(self, candidate: Candidate) -> None:
         """The entry is durable: it is the state now."""
-        self.base, self.residual, self.momentum = candidate.base, candidate.residual, candidate.momentum
+        self.base, self.residual, self.outer_state = candidate.base, candidate.residual, candidate.outer
         header = candidate.entry.header
         self.version, self.digest, self.counters = header.version, header.digest, header.counters
 
     def snapshot(self, run: str) -> Snapshot:
         """The whole state, for the hub's disk. Vectors are not copied: write it before the next commit."""
         vectors: dict[Part, Float] = {"base": self.base, "residual": self.residual}
-        if self.momentum is not None:
-            vectors["momentum"] = self.momentum
+        if self.outer_state.momentum is not None:
+            vectors["momentum"] = self.outer_state.momentum
+        if self.outer_state.delayed is not None:
+            vectors["delayed"] = self.outer_state.delayed
         header = SnapshotHeader(
             run=run,
             fragment=self.fragment,
@@ -207,7 +213,7 @@ class Aggregator:
         """Take the state of a snapshot (checked by the caller)."""
         self.base = snapshot.vectors["base"].copy()
         self.residual = snapshot.vectors["residual"].copy()
-        if self.momentum is not None:
-            self.momentum = snapshot.vectors["momentum"].copy()
+        kept = {part: values.copy() for part, values in snapshot.vectors.items() if part in ("momentum", "delayed")}
+        self.outer_state = OuterState(momentum=kept.get("momentum"), delayed=kept.get("delayed"))
         header = snapshot.header
         self.version, self.digest, self.counters = header.version, header.digest, header.counters

@@ -14,7 +14,7 @@ from ciuic.ledger.frame import Buffer, Kind, build_frame, read_frame
 T = TypeVar("T", bound=msgspec.Struct)
 MAX_RANGES = 100_000
 MAX_TOKENS = 1 << 53
-Part = Literal["base", "residual", "momentum"]
+Part = Literal["base", "residual", "momentum", "delayed"]
 RejectReason = Literal["stale", "ahead", "not-finite", "wrong-layout", "superseded", "quarantined"]
 
 
@@ -33,6 +33,7 @@ class PushHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ranges: tuple[tuple[int, int], ...] = ()
     """Sample numbers [start, stop) trained since the last push of this fragment."""
     codec: str
+    """Of this payload; it may change during a run."""
     layout_digest: str
     counters: tuple[int, ...] = ()
 
@@ -46,6 +47,10 @@ class Contributor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     tokens: int
     ranges: tuple[tuple[int, int], ...] = ()
     staleness: int = 0
+    """How many versions its base was behind."""
+    weight: float
+    """What its decoded push was multiplied with (an fp32 number)."""
+    payload_bytes: int
 
 
 class Rejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -70,6 +75,8 @@ class EntryHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     rejected: tuple[Rejection, ...] = ()
     outer_lr: float
     outer_momentum: float
+    outer_delay: int = 1
+    """Entries between two steps of the outer momentum."""
     digest: str
     """Of the base after this entry."""
     previous_digest: str
@@ -79,7 +86,7 @@ class EntryHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     time: float = 0.0
     """Wall clock of the hub, for people."""
     why: str = ""
-    """Why the round closed: complete, deadline, member-gone."""
+    """Why the round closed: complete, deadline, pushed (async)."""
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

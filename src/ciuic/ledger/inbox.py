@@ -1,23 +1,33 @@
-"""The inbox of one fragment and the `sync` policy: which pushes wait, and when the round closes. Pure.
+"""The inbox of one fragment and the policies: which pushes wait, when the round closes, what each push weighs. Pure.
 
-A round closes when every expected member has pushed (`complete`), or when enough of them have (min_fraction) and the
-adaptive deadline has passed. Late pushes stay for the next round with their token weight.
+sync   A round closes when every expected member has pushed (`complete`), or when enough of them have (min_fraction)
+       and the adaptive deadline has passed. Late pushes stay for the next round. Weights are shares of its tokens.
+async  Each push makes an entry at once. It weighs 1 / sqrt(W (1 + s)) with W nodes at work and a base s versions
+       behind: nodes of equal speed have s = W - 1, so one push of each together moves the base by their mean, as one
+       round of `sync` does (the tokens per update stay), and staler work counts less (arXiv 1903.03934, a = 1/2).
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
+
+import numpy as np
 
 from ciuic.ledger.entry import Push, Rejection
 
 Key = tuple[str, int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SyncPolicy:
-    """When a round closes."""
+PolicyKind = Literal["sync", "async"]
 
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """When a round closes, and what its pushes weigh."""
+
+    kind: PolicyKind = "sync"
     min_fraction: float = 0.67
     """Share of the expected members, rounded to a number of them, without which no deadline closes a round."""
     max_staleness: int = 4
@@ -36,7 +46,7 @@ class SyncPolicy:
 class Inbox:
     """At most one push per incarnation of a node; decides when the round closes."""
 
-    def __init__(self, policy: SyncPolicy) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.waiting: dict[Key, Push] = {}
         self._lateness_s: deque[float] = deque(maxlen=policy.history)
@@ -74,9 +84,11 @@ class Inbox:
         return max(policy.floor_s, middle + policy.spread * mad)
 
     def decide(self, expected: Iterable[str], now_s: float) -> str:
-        """`complete`, `deadline` or "" (go on waiting), given the members that should push in this round."""
+        """`complete`, `deadline`, `pushed` or "" (go on waiting), given the members that should push in this round."""
         if not self.waiting:
             return ""
+        if self.policy.kind == "async":
+            return "pushed"
         members = set(expected)
         missing = {node for node in members if not self.has_from(node)}
         if not missing:
@@ -91,7 +103,10 @@ class Inbox:
         return None if self._first_s is None else self._first_s + self.deadline_s()
 
     def select(self, version: int) -> tuple[list[Push], tuple[Rejection, ...]]:
-        """What the closing round merges (at most one push per node, the oldest) and what is too stale by now."""
+        """What the closing round merges (at most one push per node, the oldest) and what is too stale by now.
+
+        With `async` it merges one push: the one that has waited longest.
+        """
         if all(version - p.header.base_version > self.policy.max_staleness for p in self.waiting.values()):
             version = min(p.header.base_version for p in self.waiting.values())  # an entry needs a contributor
         merged: list[Push] = []
@@ -105,7 +120,19 @@ class Inbox:
             elif push.header.node not in seen:
                 seen.add(push.header.node)
                 merged.append(push)
+        if self.policy.kind == "async":
+            arrived = list(self.waiting)
+            merged = [min(merged, key=lambda push: arrived.index(push.key))]
         return merged, tuple(rejected)
+
+    def weights(self, pushes: list[Push], version: int, at_work: int) -> dict[Key, float]:
+        """What each of these pushes is multiplied with, as fp32 numbers, when `at_work` nodes train."""
+        if self.policy.kind == "async":
+            shares = [1 / (max(1, at_work) * (1 + version - p.header.base_version)) ** 0.5 for p in pushes]
+        else:
+            total = sum(p.header.tokens for p in pushes)
+            shares = [p.header.tokens / total for p in pushes]
+        return {p.key: float(np.float32(share)) for p, share in zip(pushes, shares, strict=True)}
 
     def remove(self, key: Key) -> Push:
         """Take a push out without merging it."""

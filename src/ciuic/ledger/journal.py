@@ -12,6 +12,7 @@ from ciuic.errors import LedgerDamagedError
 from ciuic.ledger.files import AppendLog
 from ciuic.ledger.frame import build_frame, read_frame
 from ciuic.ledger.intervals import Range
+from ciuic.ledger.settings import Settings
 
 
 class Attached(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -61,7 +62,13 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     total_samples: int
 
 
-Record = Attached | Leased | Departed | Revived | Evaluated | Started
+class Switched(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Other settings hold from here on."""
+
+    settings: Settings
+
+
+Record = Attached | Leased | Departed | Revived | Evaluated | Started | Switched
 
 
 class Journal:

@@ -29,11 +29,17 @@ class Place:
 class NodeMachine:
     """All fragments of one worker."""
 
-    def __init__(self, layout: Layout, vectors: Vectors, codecs: tuple[str, str], place: Place) -> None:
+    def __init__(self, layout: Layout, vectors: Vectors, codec_up: str, place: Place) -> None:
+        """`codec_up`: of the next pushes; see `use`."""
         self.layout, self.place = layout, place
         self._layout_digest = layout.digest
-        self.replicas = [Replica(layout, f, vectors, codecs) for f in range(layout.fragment_count)]
+        self.replicas = [Replica(layout, f, vectors, codec_up) for f in range(layout.fragment_count)]
         self._sequence = [0] * layout.fragment_count
+
+    def use(self, codec_up: str) -> None:
+        """Later pushes have this codec. Residuals go on: they are in units of the parameters."""
+        for replica in self.replicas:
+            replica.codec_up = codec_up
 
     def load(self, fragment: int, base: NDArray[np.float32], version: int, counters: tuple[int, ...] = ()) -> Any:
         """Start a fragment from a base; returns its theta."""

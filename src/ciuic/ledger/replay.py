@@ -39,6 +39,8 @@ def rebuild(aggregator: Aggregator, store: FragmentStore, run: str) -> Rebuilt:
             samples_committed=header.samples_committed,
             time=header.time,
             why=header.why,
+            codec=header.codec,
+            weights={(c.node, c.incarnation, c.sequence): c.weight for c in header.contributors},
         )
         candidate = aggregator.close(pushes, header.rejected, facts)
         payload = store.entry(header.version).payload

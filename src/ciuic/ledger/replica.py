@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ciuic.codec import Vectors
+from ciuic.codec.vectors import VectorCodec
 from ciuic.errors import ConflictError, DigestMismatchError, NonFiniteError, ProtocolError
 from ciuic.ledger.entry import Entry, base_digest
 from ciuic.ledger.intervals import Range
@@ -27,6 +28,7 @@ class InFlight:
     """The one push of this fragment that has not come back in an entry."""
 
     sequence: int
+    codec: str
     payload: NDArray[np.uint8]
     base_version: int
     tokens: int
@@ -52,12 +54,12 @@ class Progress:
 class Replica:
     """State of one fragment on a node."""
 
-    def __init__(self, layout: Layout, fragment: int, vectors: Vectors, codecs: tuple[str, str]) -> None:
-        """`codecs` = (up, down): of this node's pushes and of the hub's entries."""
+    def __init__(self, layout: Layout, fragment: int, vectors: Vectors, codec_up: str) -> None:
+        """`codec_up`: of this node's next pushes; it may be changed. Entries say which codec they have."""
         self.layout, self.fragment, self.vectors = layout, fragment, vectors
-        self.codec_up, self.codec_down = codecs
-        shape = layout.fragment_shape(fragment)
-        self._up, self._down = (vectors.codec(name, shape) for name in codecs)
+        self.codec_up = codec_up
+        self._shape = shape = layout.fragment_shape(fragment)
+        self._codecs: dict[str, VectorCodec] = {}
         self.base: Any = vectors.zeros(shape.element_count)
         self.e: Any = vectors.zeros(shape.element_count)
         self.F: Any = vectors.zeros(shape.element_count)
@@ -67,6 +69,11 @@ class Replica:
         self.in_flight: InFlight | None = None
         self.progress = Progress()
         self._stepped = False  # whether theta moved since the last push (else p is exactly 0)
+
+    def _codec(self, name: str) -> VectorCodec:
+        if name not in self._codecs:
+            self._codecs[name] = self.vectors.codec(name, self._shape)
+        return self._codecs[name]
 
     def load(self, base: NDArray[np.float32], version: int, counters: tuple[int, ...] = ()) -> Any:
         """Start from a base; returns theta (a copy of it). Residual and unmerged progress are gone."""
@@ -99,14 +106,16 @@ class Replica:
                 cause="the loss diverged or overflowed on this node",
                 next="lower the learning rate or use bf16 instead of fp16; this node goes on from the base",
             )
-        payload = self._up.encode(y)
-        y -= self._up.decode(payload)
+        codec = self._codec(self.codec_up)
+        payload = codec.encode(y)
+        y -= codec.decode(payload)
         self.e = y
         d *= -1
         self.F = d
         sent, self.progress, self._stepped = self.progress, Progress(), False
         self.in_flight = InFlight(
             sequence=sequence,
+            codec=self.codec_up,
             payload=payload,
             base_version=self.version,
             tokens=sent.tokens,
@@ -129,10 +138,10 @@ class Replica:
         from the hub's (then a snapshot must be loaded).
         """
         header = entry.header
-        if (header.fragment, header.version, header.codec) != (self.fragment, self.version + 1, self.codec_down):
+        if (header.fragment, header.version) != (self.fragment, self.version + 1):
             raise ProtocolError(
-                f"entry {header.version} of fragment {header.fragment} ({header.codec}) is not the next one",
-                cause=f"this replica is at version {self.version} of fragment {self.fragment} ({self.codec_down})",
+                f"entry {header.version} of fragment {header.fragment} is not the next one",
+                cause=f"this replica is at version {self.version} of fragment {self.fragment}",
             )
         if header.previous_digest != self.digest:
             raise DigestMismatchError(
@@ -140,7 +149,7 @@ class Replica:
                 cause=f"{self.digest[:12]} here, {header.previous_digest[:12]} there",
                 next="the node loads a snapshot again",
             )
-        step = self._down.decode(entry.payload)
+        step = self._codec(header.codec).decode(entry.payload)
         assign = not self._stepped and (self.in_flight is None or outcome == "merged")
         if not assign:
             theta -= self.base
@@ -175,7 +184,7 @@ class Replica:
         if not merged:
             if p is not None:
                 p += self.F
-            self.e += self._up.decode(flight.payload)
+            self.e += self._codec(flight.codec).decode(flight.payload)
             self.e += self.F  # e before the push = e_after + q - d
             again = Progress()
             again.add(flight.tokens, flight.ranges)

@@ -149,6 +149,14 @@ class AttachRequest(Message):
     device: str = ""
 
 
+class Pace(Message):
+    """What a node's next pushes are like."""
+
+    codec_up: str
+    interval: int
+    """Inner steps per push of this node."""
+
+
 class FragmentState(Message):
     version: int
     digest: str
@@ -166,6 +174,7 @@ class AttachReply(Message):
     total_samples: int = 0
     samples_committed: int = 0
     """Of the whole run, now: a joiner's progress."""
+    pace: Pace | None = None
 
 
 class PushReply(Message):
@@ -176,6 +185,7 @@ class PushReply(Message):
     detail: str = ""
     epoch: int = 0
     hub_version: int = 0
+    pace: Pace | None = None
 
 
 class LeaseRequest(Message):
@@ -185,6 +195,8 @@ class LeaseRequest(Message):
     """Grows by one per new request of an incarnation; the same id again gets the same answer (lost replies)."""
     step: int = 1
     """Samples of one step of the node: a lease is a multiple of it while enough are free."""
+    unpushed: bool = False
+    """The worker still has progress to push in some fragment: the run is not complete yet."""
 
 
 class LeaseReply(Message):
@@ -312,7 +324,7 @@ class RoundInfo(Message):
     entry_bytes: int
     duration_s: float
     why: str
-    """complete, deadline, member-gone, finish."""
+    """complete, deadline, pushed (async)."""
 
 
 class SampleCounts(Message):

@@ -42,7 +42,7 @@ def known(rounds: Rounds) -> dict[str, Any]:
         "leased": {name: list(x) for name, x in sorted(ledger.samples.leased.items()) if x},
         "waiting": [sorted(f.inbox.waiting) for f in ledger.fragments],
         "residuals": [f.aggregator.residual.tobytes() for f in ledger.fragments],
-        "momenta": [m.tobytes() if (m := f.aggregator.momentum) is not None else None for f in ledger.fragments],
+        "momenta": [m.tobytes() if (m := f.aggregator.outer_state.momentum) is not None else None for f in ledger.fragments],
         "started": ledger.started,
         "finished": ledger.finished,
     }

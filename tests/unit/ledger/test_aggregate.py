@@ -13,8 +13,9 @@ from ledger_frames import RUN, aggregator, close_round, decoded, push_of, tiny_l
 
 from ciuic.codec import CODEC_NAMES, FragmentCodec
 from ciuic.errors import FrameError, LayoutMismatchError, NonFiniteError
-from ciuic.ledger.aggregate import Aggregator, Facts, OuterOptimizer
+from ciuic.ledger.aggregate import Aggregator, Facts
 from ciuic.ledger.entry import Push, Rejection, base_digest
+from ciuic.ledger.outer import OuterOptimizer
 
 
 def pushes_of(count: int, codec: str = "none", tokens: tuple[int, ...] = ()) -> list[Push]:
@@ -101,7 +102,7 @@ def test_closing_changes_nothing_before_it_is_committed() -> None:
     close_round(hub, [push_of(codec="int4")])
 
     def state() -> list[Any]:
-        momentum = hub.momentum
+        momentum = hub.outer_state.momentum
         assert momentum is not None
         vectors = [v.tobytes() for v in (hub.base, hub.residual, momentum)]
         return [hub.version, hub.digest, hub.counters, *vectors]
@@ -204,14 +205,13 @@ def test_the_largest_pushes_that_are_accepted_leave_everything_finite(codec: str
         push = push_of(np.full(hub.element_count, value, np.float32), codec=codec, sequence=number)
         hub.check(push)
         close_round(hub, [push])
-    for part in (hub.base, hub.residual, hub.momentum):
+    for part in (hub.base, hub.residual, hub.outer_state.momentum):
         assert part is not None
         assert np.isfinite(part).all()
 
 
 def test_only_an_outer_momentum_costs_memory() -> None:
     layout = tiny_layout()
-    assert Aggregator(layout, 0, ("int8", "1-bit"), OuterOptimizer()).momentum is None
+    assert Aggregator(layout, 0, ("int8", "1-bit"), OuterOptimizer()).outer_state.momentum is None
     with_momentum = Aggregator(layout, 0, ("int8", "1-bit"), OuterOptimizer(momentum=0.1))
-    assert with_momentum.momentum is not None
-    assert with_momentum.push_payload_bytes == FragmentCodec("int8", layout.fragment_shape(0)).payload_bytes
+    assert with_momentum.outer_state.momentum is not None

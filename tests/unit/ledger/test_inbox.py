@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ledger_frames import push_of
 
 from ciuic.ledger.entry import Push
-from ciuic.ledger.inbox import Inbox, SyncPolicy
+from ciuic.ledger.inbox import Inbox, Policy
 
 
 def push(node: str, sequence: int = 1, base: int = 0, incarnation: int = 1) -> Push:
@@ -16,7 +16,7 @@ def push(node: str, sequence: int = 1, base: int = 0, incarnation: int = 1) -> P
 
 
 def inbox(**policy: float) -> Inbox:
-    return Inbox(SyncPolicy(**policy))  # type: ignore[arg-type]
+    return Inbox(Policy(**policy))  # type: ignore[arg-type]
 
 
 def close(box: Inbox, version: int = 0) -> list[tuple[str, int]]:
@@ -137,7 +137,7 @@ def test_one_straggler_among_many_does_not_move_the_deadline() -> None:
 
 
 def test_a_fixed_deadline_does_not_learn() -> None:
-    box = Inbox(SyncPolicy(deadline_s=7.0))
+    box = Inbox(Policy(deadline_s=7.0))
     for number in range(1, 9):
         box.add(push("n0", number), 100.0 * number, late=False)
         box.add(push("n1", number), 100.0 * number + 20, late=False)

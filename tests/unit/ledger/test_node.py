@@ -9,7 +9,7 @@ from ciuic.ledger.node import NodeMachine, Place
 
 def machine_with(fragments: int) -> tuple[NodeMachine, list[np.ndarray]]:
     layout = small_layout(fragments)
-    machine = NodeMachine(layout, NumpyVectors(), ("int8", "1-bit"), Place(run="r", node="n0", incarnation=2))
+    machine = NodeMachine(layout, NumpyVectors(), "int8", Place(run="r", node="n0", incarnation=2))
     counts = [layout.fragment_shape(f).element_count for f in range(fragments)]
     return machine, [machine.load(f, np.ones(count, np.float32), 5) for f, count in enumerate(counts)]
 

@@ -13,6 +13,7 @@ from support.ledger_world import World
 
 from ciuic.errors import CiuicError
 
+CODECS = st.sampled_from(["1-bit", "int4", "int8", "bf16", "none"])
 NODES = st.sampled_from(["n0", "n1", "n2"])
 
 
@@ -71,6 +72,10 @@ class Protocol(RuleBasedStateMachine):
     def whole_round(self, names: set[str]) -> None:
         self.world.whole_round(names)
 
+    @rule(policy=st.sampled_from(["sync", "async"]), up=CODECS, down=CODECS)
+    def settings_are_switched(self, policy: str, up: str, down: str) -> None:
+        self.world.switch(policy, up, down)
+
     @rule()
     def hub_is_killed(self) -> None:
         self.world.crash_hub()
@@ -100,8 +105,9 @@ class Protocol(RuleBasedStateMachine):
             assert samples.complete, "samples were lost"
             if not self.world.lossy_departures:
                 assert samples.duplicated == 0, "a sample was trained twice"
-            digests = {w.machine.replicas[0].digest for w in self.world.workers.values()}
-            assert len(digests) == 1
+            replicas = [w.machine.replicas for w in self.world.workers.values()]
+            assert len({tuple(r.digest for r in mine) for mine in replicas}) == 1
+            assert not any(r.progress.tokens or r.in_flight for mine in replicas for r in mine), "work was left behind"
         finally:
             self.world.hub.close()
             shutil.rmtree(self.folder)

@@ -27,7 +27,7 @@ class Node:
     def __init__(self, codec: str = "1-bit") -> None:
         self.hub = aggregator(codec)
         place = Place(run=RUN, node="n0", incarnation=1, epoch=3)
-        self.machine = NodeMachine(tiny_layout(), NumpyVectors(), (codec, codec), place)
+        self.machine = NodeMachine(tiny_layout(), NumpyVectors(), codec, place)
         self.theta = self.machine.load(0, self.hub.base, 0, self.hub.counters)
         self.samples = 0
 
@@ -59,7 +59,7 @@ class Node:
 
 def another(node: Node, seed: int = 0) -> Push:
     """A push of some other node."""
-    return push_of(vector("normal", 85, seed), node="n9", codec=node.hub.codec_up, sequence=seed + 1)
+    return push_of(vector("normal", 85, seed), node="n9", codec=next(iter(node.hub.codecs_up)), sequence=seed + 1)
 
 
 # ---- pushing

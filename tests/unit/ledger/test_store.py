@@ -53,7 +53,8 @@ class Fragment:
         self.store.save_snapshot(self.hub.snapshot(RUN))
 
     def state(self) -> list[Any]:
-        momentum = None if self.hub.momentum is None else self.hub.momentum.tobytes()
+        outer = self.hub.outer_state.momentum
+        momentum = None if outer is None else outer.tobytes()
         hub = self.hub
         return [hub.version, hub.digest, hub.counters, hub.base.tobytes(), hub.residual.tobytes(), momentum]
 

@@ -1,0 +1,9 @@
+"""The benchmarks there are. The command line reads this; it must not import torch."""
+
+NAMES: dict[str, str] = {
+    "codec": "codecs beside copying the same memory",
+    "sync": "training over emulated links, beside plain DDP",
+    "learning": "held-out loss of modes, codecs and intervals",
+    "ddp": "the DDP hook beside plain DDP and torch's own hooks",
+    "hub": "bytes per core-second through the hub, beside a bare TLS socket",
+}

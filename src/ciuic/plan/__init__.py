@@ -1,0 +1,1 @@
+"""Choosing before training: which codec and interval pay on which link. Pure; no torch."""
