@@ -47,6 +47,7 @@ COMMANDS: dict[str, typer.Typer | Callable[..., object]] = {
     "status": runs.status,
     "logs": follow.logs,
     "events": follow.events,
+    "sync": runs.sync,
     "stop": runs.stop,
     "resume": runs.resume,
     "dash": local.dash,

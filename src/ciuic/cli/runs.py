@@ -1,15 +1,15 @@
-"""Commands about runs: run, ps, status, stop, resume."""
+"""Commands about runs: run, ps, status, sync, stop, resume."""
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import quote
 
 import typer
 
 from ciuic.cli.output import JsonOption, print_facts, print_grid, print_json, print_line
 from ciuic.cli.profile import operator_client
-from ciuic.errors import NotFoundError
+from ciuic.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from ciuic.net.client import HubClient
@@ -92,6 +92,27 @@ def status(run_id: OptionalRun = "", as_json: JsonOption = False) -> None:
     print_facts(views.run_facts(info, time.time()))
     print_line("")
     print_grid(views.run_nodes_grid(info))
+
+
+def sync(
+    run_id: RunArgument,
+    policy: Annotated[Literal["", "sync", "async"], typer.Option(help="sync or async.")] = "",
+    interval: Annotated[int, typer.Option(help="Inner steps per push of a node of average speed.", min=1)] = 0,
+    compression: Annotated[str, typer.Option(help="A codec for both directions, or UP,DOWN.")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Change how the nodes of a run at work synchronise, from its next round on."""
+    from ciuic.net.messages import Ok, SyncRequest
+
+    up, _, down = compression.partition(",")
+    request = SyncRequest(policy=policy, interval=interval, codec_up=up, codec_down=down or up)
+    if request == SyncRequest():
+        raise UsageError("there is nothing to change", next="give --policy, --interval or --compression")
+    reply = operator_client().call("POST", f"{run_path(run_id)}/sync", request, Ok)
+    if as_json:
+        print_json(reply)
+    else:
+        print_line(f"{run_id} changes with its next round; `ciuic status {run_id}` shows it")
 
 
 def stop(run_id: RunArgument, as_json: JsonOption = False) -> None:

@@ -96,6 +96,8 @@ def run_facts(run: RunInfo, now: float) -> list[tuple[str, str]]:
         ("held-out loss", _held_out_loss(run)),
         ("updates", f"{format_bytes(run.push_bytes)} pushed, {format_bytes(run.entry_bytes)} in the ledger"),
     ]
+    if run.sync:
+        facts.append(("sync", run.sync))
     if run.parameters:
         facts.insert(3, ("parameters", format_count(run.parameters)))
     if run.started_at is not None:

@@ -5,7 +5,7 @@ from starlette.routing import Route
 
 from ciuic.hub.auth import OPERATORS
 from ciuic.hub.endpoints import MIB, Call, Desk, reply
-from ciuic.net.messages import CreateTokenReply, CreateTokenRequest, Ok, SubmitRequest, decode
+from ciuic.net.messages import CreateTokenReply, CreateTokenRequest, Ok, SubmitRequest, SyncRequest, decode
 from ciuic.net.tokens import make_token
 
 
@@ -25,6 +25,7 @@ class OperatorApi:
             route("POST", "/v1/runs", self.submit, roles=OPERATORS, limit_bytes=2 * MIB),
             route("POST", "/v1/runs/{run}/stop", self.stop, roles=OPERATORS),
             route("POST", "/v1/runs/{run}/resume", self.resume, roles=OPERATORS),
+            route("POST", "/v1/runs/{run}/sync", self.change_sync, roles=OPERATORS),
             route("POST", "/v1/nodes/{node}/evict", self.evict, roles=OPERATORS),
         ]
 
@@ -44,6 +45,11 @@ class OperatorApi:
 
     async def resume(self, call: Call) -> Response:
         await self._desk.short(self._hub.resume_run, call.path("run"))
+        return reply(Ok())
+
+    async def change_sync(self, call: Call) -> Response:
+        request = decode(call.body, SyncRequest)
+        await self._desk.long(self._hub.change_sync, call.path("run"), request, call.name)
         return reply(Ok())
 
     async def evict(self, call: Call) -> Response:

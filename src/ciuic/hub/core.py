@@ -51,6 +51,7 @@ from ciuic.net.messages import (
     RunInfo,
     SubmitReply,
     SubmitRequest,
+    SyncRequest,
 )
 from ciuic.net.tls import Authority
 
@@ -216,6 +217,10 @@ class Hub:
     def resume_run(self, run_id: str) -> None:
         """Raises NotFoundError, ConflictError, StorageError."""
         self._change(lambda now, out: self._state.queue.resume(now, run_id, out))
+
+    def change_sync(self, run_id: str, request: SyncRequest, by: str) -> None:
+        """Other settings from the run's next round on. Raises NotFoundError, ConflictError, UsageError, StorageError."""
+        self.ledger(run_id).change(request, by)
 
     def run(self, run_id: str) -> Run:
         """A picture of the run's row. Raises NotFoundError."""

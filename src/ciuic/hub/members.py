@@ -57,7 +57,7 @@ class Member:
         now = {name: float(getattr(self.report, name)) if self.report else 0.0 for name in _SUMMED}
         return {name: self.totals.get(name, 0.0) + now[name] for name in _SUMMED}
 
-    def info(self, samples: SampleLedger) -> NodeInRun:
+    def info(self, samples: SampleLedger, interval: int = 0) -> NodeInRun:
         """For status and the live page."""
         sums = self.summed()
         report = self.report
@@ -81,6 +81,7 @@ class Member:
             data_s=sums["data_s"],
             longest_stall_s=self.longest_stall_s,
             step_s=report.step_s if report else 0.0,
+            interval=interval,
             staleness=self.staleness,
             final_digests=self.final_digests,
         )

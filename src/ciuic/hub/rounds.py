@@ -27,6 +27,7 @@ from ciuic.hub.history import History, sample_counts
 from ciuic.hub.members import Member
 from ciuic.hub.pace import balanced_intervals
 from ciuic.hub.reopen import reopen
+from ciuic.hub.sync import changed, settings_of
 from ciuic.job import Job
 from ciuic.ledger.aggregate import Aggregator, Facts
 from ciuic.ledger.entry import Contributor, Push, Rejection, push_from_frame
@@ -47,14 +48,6 @@ MAX_LEASE = 1 << 20
 DETAIL_CHARACTERS = 300
 SMALL_LEASE = 32
 """Leases are not made smaller than this."""
-
-
-def settings_of(job: Job) -> Settings:
-    """The settings that a run starts with."""
-    sync = job.sync
-    return Settings(
-        policy=sync.policy, interval=sync.interval, codec_up=sync.codec_up, codec_down=sync.codec_down, why="job"
-    )
 
 
 class RunLedger:
@@ -125,6 +118,10 @@ class RunLedger:
         self._close_due()
         self.wake()
 
+    def change(self, request: m.SyncRequest, by: str) -> None:
+        """An operator changes settings. Raises UsageError."""
+        self.switch(changed(self.settings, request, by))
+
     def use(self, settings: Settings) -> None:
         """Make these the present settings (they are durable)."""
         self.settings = settings
@@ -134,9 +131,12 @@ class RunLedger:
 
     def pace(self, node: str) -> m.Pace:
         """What a node's next pushes are like: codec, and steps in proportion to its speed."""
-        step_s = {x.node: x.report.step_s if x.report else 0.0 for x in self.members.values() if x.is_present}
-        interval = balanced_intervals(self.settings.interval, step_s).get(node, self.settings.interval)
+        interval = self._intervals().get(node, self.settings.interval)
         return m.Pace(codec_up=self.settings.codec_up, interval=interval)
+
+    def _intervals(self) -> dict[str, int]:
+        step_s = {x.node: x.report.step_s if x.report else 0.0 for x in self._at_work()}
+        return balanced_intervals(self.settings.interval, step_s)
 
     # ---- attaching
 
@@ -489,13 +489,14 @@ class RunLedger:
     def info(self, *, full: bool) -> dict[str, Any]:
         """The fields of RunInfo that the ledger knows; rounds and all evaluations only when `full`."""
         with self._lock:
-            history = self.history
+            history, intervals = self.history, self._intervals()
             fields: dict[str, Any] = {
                 "versions": [f.aggregator.version for f in self.fragments],
                 "digests": [f.aggregator.digest for f in self.fragments],
                 "parameters": self.layout.parameter_count if self.layout else 0,
                 "epoch": self.epoch,
-                "nodes": [member.info(self.samples) for _, member in sorted(self.members.items())],
+                "nodes": [member.info(self.samples, intervals.get(n, 0)) for n, member in sorted(self.members.items())],
+                "sync": self.settings.describe() if self.layout else "",
                 "samples": sample_counts(self.samples),
                 "push_bytes": history.push_bytes,
                 "entry_bytes": history.entry_bytes,

@@ -263,6 +263,15 @@ class SubmitRequest(Message):
     """The same token twice gives the same run (safe retries)."""
 
 
+class SyncRequest(Message):
+    """Other settings for a run at work, from its next round on; what is left out stays."""
+
+    policy: Literal["", "sync", "async"] = ""
+    interval: int = 0
+    codec_up: str = ""
+    codec_down: str = ""
+
+
 class SubmitReply(Message):
     run_id: str
     created: bool
@@ -300,6 +309,8 @@ class NodeInRun(Message):
     data_s: float = 0.0
     longest_stall_s: float = 0.0
     step_s: float = 0.0
+    interval: int = 0
+    """Its inner steps per push now."""
     staleness: int = 0
     final_digests: list[str] = []
 
@@ -357,6 +368,8 @@ class RunInfo(Message):
     samples: SampleCounts = SampleCounts()
     push_bytes: int = 0
     entry_bytes: int = 0
+    sync: str = ""
+    """How the nodes synchronise now, and why so."""
     loss_consistent: bool | None = None
     """After the end: all nodes reported the same held-out loss and base digests for the final version."""
     progress: float = 0.0

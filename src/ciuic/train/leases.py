@@ -18,9 +18,13 @@ class Leases:
 
     def __init__(self, run_id: str, incarnation: int, *, chunk: int, ahead: int, step: int = 1) -> None:
         """`chunk`: least samples per lease; more are asked for when fewer than `ahead` are left; `step`: per step."""
+        self.several = False
+        """Whether the model has several fragments: then the run is not complete while one has progress to push."""
         self._run_id, self._incarnation = run_id, incarnation
         self._chunk, self._step = chunk, step
         self.ahead = ahead
+        self.unpushed = False
+        """Samples were taken since the training thread last had nothing left to push."""
         self._ready: list[Range] = []
         self._changed = threading.Condition()
         self._request_id = 0
@@ -44,6 +48,7 @@ class Leases:
                     self._ready.pop(0)
                 else:
                     self._ready[0] = (middle, stop)
+            self.unpushed = self.unpushed or bool(taken)
             self._changed.notify_all()
             return taken
 
@@ -90,6 +95,7 @@ class Leases:
                 count=max(self._chunk, self.ahead - ready),
                 request_id=self._request_id + 1,
                 step=self._step,
+                unpushed=self.unpushed and self.several,
             )
             reply: m.LeaseReply = persistently(
                 lambda r=request: post(client, self._run_id, "lease", r, m.LeaseReply),

@@ -21,6 +21,8 @@ class WaitRule:
 
     mode: Literal["auto"] | bool = "auto"
     """auto; True: always overlap; False: always wait (the synchronous textbook form)."""
+    parts: int = 1
+    """Fragments that share the waiting time of a round."""
     _round_s: deque[float] = field(default_factory=lambda: deque(maxlen=9))
     _flight_s: deque[float] = field(default_factory=lambda: deque(maxlen=9))
 
@@ -41,5 +43,5 @@ class WaitRule:
         if not self._round_s or not self._flight_s:
             return 0.0
         round_s, flight_s = median(self._round_s), median(self._flight_s)
-        most_s = SHARE / (1 - SHARE) * round_s
+        most_s = SHARE / (1 - SHARE) * round_s / self.parts
         return min(PATIENCE * flight_s, most_s) if flight_s <= most_s else 0.0

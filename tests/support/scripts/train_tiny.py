@@ -21,6 +21,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--step-s", type=float, default=0.0, help="least time of a step until RECORDS/hurry exists")
+    parser.add_argument("--slow", default="", help="NODE:FACTOR, a node whose steps last longer")
     parser.add_argument("--workers", type=int, default=0, help="of the DataLoader")
     parser.add_argument("--batch-norm", action="store_true")
     parser.add_argument("--nan", default="", help="NODE:STEP at which the loss is not a number, once")
@@ -42,6 +43,8 @@ def main() -> None:
     name = f"{run.node_id}.{run.rank}.{os.getpid()}"
     record = tiny_task.Record(options.records, name)
     nan_node, _, nan_step = options.nan.partition(":")
+    slow_node, _, factor = options.slow.partition(":")
+    step_s = options.step_s * (float(factor) if run.node_id == slow_node else 1.0)
     step = 0
     for step, batch in enumerate(loader, start=1):
         began = time.monotonic()
@@ -54,8 +57,8 @@ def main() -> None:
         loss.backward()
         run.record(loss)
         record.trained(batch["number"])
-        if options.step_s and not (options.records / "hurry").exists():
-            time.sleep(max(0.0, options.step_s - (time.monotonic() - began)))
+        if step_s and not (options.records / "hurry").exists():
+            time.sleep(max(0.0, step_s - (time.monotonic() - began)))
         optimizer.step()
         optimizer.zero_grad()
     end = {"node": run.node_id, "rank": run.rank, "steps": step, "digest": tiny_task.digest(plain)}

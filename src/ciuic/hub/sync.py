@@ -1,0 +1,41 @@
+"""Where a run's settings come from: its job, then its operator."""
+
+from ciuic.codec import CODEC_NAMES
+from ciuic.errors import UsageError
+from ciuic.job import LARGEST_COUNT, Job
+from ciuic.ledger.settings import Settings
+from ciuic.net.messages import SyncRequest
+
+UP_ONLY = ("topk",)
+"""Codecs that entries cannot have: what they drop of the mean would never reach the nodes in time."""
+
+
+def settings_of(job: Job) -> Settings:
+    """The settings that a run starts with."""
+    sync = job.sync
+    return Settings(
+        policy=sync.policy, interval=sync.interval, codec_up=sync.codec_up, codec_down=sync.codec_down, why="job"
+    )
+
+
+def changed(settings: Settings, request: SyncRequest, by: str) -> Settings:
+    """The settings after an operator's change. Raises UsageError."""
+    wanted = Settings(
+        policy=request.policy or settings.policy,
+        interval=request.interval or settings.interval,
+        codec_up=request.codec_up or settings.codec_up,
+        codec_down=request.codec_down or settings.codec_down,
+        why=f"changed by {by}",
+    )
+    _check_codec(wanted.codec_up, CODEC_NAMES)
+    _check_codec(wanted.codec_down, tuple(name for name in CODEC_NAMES if name not in UP_ONLY))
+    if not 1 <= wanted.interval <= LARGEST_COUNT:
+        raise UsageError(f"an interval of {wanted.interval} steps cannot be", next="give 1 or more")
+    return wanted
+
+
+def _check_codec(name: str, allowed: tuple[str, ...]) -> None:
+    if name not in allowed:
+        raise UsageError(
+            f"{name!r} is not a codec for this direction", cause=f"there are {', '.join(allowed)}", next="choose one"
+        )

@@ -1,0 +1,175 @@
+"""How a worker takes its place in a run: attach, upload version 0 or load the newest base, catch up."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from ciuic.errors import ConflictError, ProtocolError
+from ciuic.ledger.entry import Entry, Snapshot, SnapshotHeader, base_digest, entry_from_frame, snapshot_from_frame
+from ciuic.ledger.frame import split_frames
+from ciuic.ledger.node import NodeMachine, Place
+from ciuic.net import messages as m
+from ciuic.net.client import HubClient
+from ciuic.net.tls import Purpose
+from ciuic.train.courier import Courier, persistently, post
+from ciuic.train.runfile import RunFile
+from ciuic.train.state import ModelState
+
+ATTACH_AGAIN_S = 0.3
+_log = logging.getLogger("ciuic.train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What the hub wants to know of this node's data."""
+
+    samples: int
+    """0 for a stream."""
+    digest: str = ""
+    samples_per_step: int = 1
+    """Of the whole node (all ranks)."""
+
+
+@dataclass(kw_only=True)
+class Entrance:
+    """One attachment of one worker."""
+
+    info: RunFile
+    state: ModelState
+    data: DataFacts
+    connect: Callable[[Purpose], HubClient]
+    courier: Courier
+    uploaded: Callable[[], None]
+    """Called once this worker's parameters are version 0 and the model holds them."""
+
+    def enter(self) -> tuple[m.AttachReply, NodeMachine]:
+        """Take this worker's place; the model then holds the newest base of every fragment."""
+        client = self.connect("control")
+        self.state.gather()
+        counters = self.state.counters()
+        fragments = range(self.state.layout.fragment_count)
+        initial = [base_digest(self._host(f), counters if f == 0 else ()) for f in fragments]
+        reply = self._take_place(client, initial)
+        place = Place(run=self.info.run_id, node=self.info.node_id, incarnation=reply.incarnation, epoch=reply.epoch)
+        codec_up = reply.pace.codec_up if reply.pace else self.info.job.sync.codec_up
+        machine = NodeMachine(self.state.layout, self.state.vectors, codec_up, place)
+        for number, fragment in enumerate(reply.fragments):
+            self._load(machine, number, fragment, initial[number])
+            self._catch_up(client, machine, number)
+        self.state.scatter()
+        client.close()
+        return reply, machine
+
+    def apply(self, machine: NodeMachine, entry: Entry) -> None:
+        """theta (gathered) and base of its fragment move to the entry's version."""
+        fragment = entry.header.fragment
+        machine.merge(entry, self.state.theta_of(fragment))
+        if fragment == 0:
+            self.state.raise_counters(entry.header.counters)
+
+    def _host(self, fragment: int) -> "torch.Tensor":
+        return self.state.vectors.to_host(self.state.theta_of(fragment))
+
+    def _take_place(self, client: HubClient, initial: list[str]) -> m.AttachReply:
+        request = m.AttachRequest(
+            layout=msgspec.to_builtins(self.state.layout),
+            frozen_digest=self.state.frozen_digest,
+            dataset_samples=self.data.samples,
+            data_digest=self.data.digest,
+            torch_version=str(torch.__version__),
+            device=str(self.state.device),
+        )
+        told = False
+        while True:
+            reply: m.AttachReply = persistently(
+                lambda: post(client, self.info.run_id, "attach", request, m.AttachReply),
+                stop=self.courier.stop,
+                what="attaching",
+            )
+            if reply.state == "ready":
+                return reply
+            if reply.state == "initialize":
+                self._initialize(initial)
+                continue
+            if not told:
+                _log.info("waiting for %d nodes to start together", self.info.job.nodes.min)
+                told = True
+            time.sleep(ATTACH_AGAIN_S)
+
+    def _initialize(self, digests: list[str]) -> None:
+        """Upload version 0 of every fragment."""
+        client = self.connect("snapshots")
+        try:
+            for fragment, digest in enumerate(digests):
+                self._upload(client, fragment, digest)
+        except ConflictError as error:  # it is there already: another worker's, or ours and the answer was lost
+            _log.info("version 0 was not taken: %s", error)
+            return
+        finally:
+            client.close()
+        self.uploaded()
+
+    def _upload(self, client: HubClient, fragment: int, digest: str) -> None:
+        header = SnapshotHeader(
+            run=self.info.run_id,
+            fragment=fragment,
+            version=0,
+            layout_digest=self.state.layout.digest,
+            digest=digest,
+            parts=("base",),
+            counters=self.state.counters() if fragment == 0 else (),
+        )
+        frame = Snapshot(header=header, vectors={"base": self._host(fragment)}).to_frame()
+        path = f"{m.API}/runs/{self.info.run_id}/snapshot?fragment={fragment}&version=0"
+        persistently(
+            lambda: client.send_frame(path, frame, m.Ok, method="PUT"),
+            stop=self.courier.stop,
+            what="uploading version 0",
+        )
+
+    def _load(self, machine: NodeMachine, number: int, fragment: m.FragmentState, initial: str) -> None:
+        """theta = the newest base that costs least: what we have when it is the same, else the snapshot."""
+        theta = self.state.theta_of(number)
+        if fragment.version == 0 and fragment.digest == initial:
+            theta[:] = machine.load(number, self._host(number), 0, self.state.counters() if number == 0 else ())
+            return
+        snapshot = self._download(number, fragment)
+        base, version = snapshot.vectors["base"], fragment.snapshot_version
+        theta[:] = machine.load(number, base, version, snapshot.header.counters)
+        if machine.replicas[number].digest != snapshot.header.digest:
+            raise ProtocolError(f"the snapshot of version {version} has another digest than its header says")
+        if number == 0:
+            self.state.raise_counters(snapshot.header.counters)
+
+    def _download(self, number: int, fragment: m.FragmentState) -> Snapshot:
+        version = fragment.snapshot_version
+        file = Path(self.info.folder) / f"snapshot-{number}-{version}.frame"
+        path = f"{m.API}/runs/{self.info.run_id}/snapshot?fragment={number}&version={version}"
+        client = self.connect("snapshots")
+        persistently(
+            lambda: client.download(path, file, fragment.snapshot_bytes),
+            stop=self.courier.stop,
+            what="downloading the snapshot",
+        )
+        client.close()
+        snapshot = snapshot_from_frame(file.read_bytes(), self.state.layout.fragment_shape(number).element_count)
+        file.unlink()
+        if snapshot.header.layout_digest != self.state.layout.digest:
+            raise ProtocolError("the snapshot is for another layout")
+        return snapshot
+
+    def _catch_up(self, client: HubClient, machine: NodeMachine, fragment: int) -> None:
+        """Apply all entries there are, before the first step."""
+        while True:
+            version = machine.replicas[fragment].version
+            path = f"{m.API}/runs/{self.info.run_id}/entries?fragment={fragment}&after={version}&wait_s=0"
+            data = persistently(lambda p=path: client.fetch(p), stop=self.courier.stop, what="catching up")
+            if not data:
+                return
+            for frame in split_frames(data, "entry"):
+                self.apply(machine, entry_from_frame(frame))
