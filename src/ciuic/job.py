@@ -31,7 +31,9 @@ LARGEST_COUNT = 2**53
 """Counts stay exact in JSON up to here."""
 DEFAULT_PRESET = "deepseek-v3-tiny"
 
-CodecName = Literal["none", "bf16", "int8", "int4", "2-bit", "1-bit", "topk"]
+CodecWish = Literal["none", "bf16", "int8", "int4", "2-bit", "1-bit", "topk", "auto"]
+EntryCodecWish = Literal["none", "bf16", "int8", "int4", "2-bit", "1-bit", "auto"]
+"""Entries cannot be `topk`: what it drops of the mean would reach the nodes too late."""
 Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 
 
@@ -151,22 +153,36 @@ class NodesSection(Section):
     """Only nodes of these locations; any when empty."""
     ranks: Annotated[int, Field(ge=1, le=1024)] = 1
     """Training processes per node."""
+    sharding: Literal["none", "fsdp2"] = "none"
+    """How a node's ranks hold the model: each a whole one (`none`), or each a part (`fsdp2`)."""
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any]) -> list[tuple[str, str]]:
         low, high = given.get("min", 1), given.get("max")
+        found = []
         if isinstance(low, int) and isinstance(high, int) and 0 < high < low:
-            return [("max", f"nodes.max is {high}, less than nodes.min, which is {low}")]
-        return []
+            found.append(("max", f"nodes.max is {high}, less than nodes.min, which is {low}"))
+        if given.get("sharding") == "fsdp2" and given.get("ranks", 1) == 1:
+            found.append(("sharding", "nodes.sharding shards a model over several ranks, but nodes.ranks is 1"))
+        return found
 
 
 class Directions(Section):
     """Codecs by direction."""
 
-    up: CodecName
+    up: CodecWish
     """What nodes push."""
-    down: CodecName
+    down: EntryCodecWish
     """What the ledger holds and nodes pull."""
+
+
+REFUSED_GRADIENTS = {
+    "1-bit": "Adam divides by their flat magnitude and learns little (measured 2.45 to 2.88 against 2.14); "
+    'use int4, or optim.optimizer = "1-bit-adam", which sends 1-bit momentum',
+    "2-bit": "measured 0.12 worse than int4; use int4",
+    "topk": "what it leaves out would have to be kept; use int4",
+}
+"""Codecs that gradients into Adam cannot have, and why."""
 
 
 def _compression_form(value: object) -> str:
@@ -178,14 +194,18 @@ class SyncSection(Section):
 
     policy: Literal["sync", "async"] = "sync"
     """When the hub appends an entry: `sync` waits for the nodes of a round, up to the deadline; `async` never waits."""
+    send: Literal["pseudo_gradient", "gradient"] = "pseudo_gradient"
+    """What nodes push: the movement of `interval` own steps, or each step's gradient (all nodes then step alike)."""
     fragments: Annotated[int, Field(ge=1, le=256)] = 1
     """Parts of the model that are exchanged one after the other within an interval (streaming)."""
-    interval: Count = 8
-    """Inner steps per push of a node of average speed. Small is better for the loss, large is cheaper on slow links."""
+    interval: Literal["auto"] | Count = "auto"
+    """Inner steps per push of a node of average speed: few are better for the loss, many are cheaper on slow links.
+
+    `auto` follows links and step times."""
     compression: Annotated[
-        Annotated[CodecName, Tag("name")] | Annotated[Directions, Tag("table")], Discriminator(_compression_form)
-    ] = "1-bit"
-    """One codec for both directions, or {up = ..., down = ...}."""
+        Annotated[CodecWish, Tag("name")] | Annotated[Directions, Tag("table")], Discriminator(_compression_form)
+    ] = "auto"
+    """One codec for both directions, or {up = ..., down = ...}; `auto` follows links and step times."""
     overlap: Literal["auto"] | bool = "auto"
     """Train on while updates travel; `auto` blocks as long as that is cheaper."""
     deadline: Literal["auto"] | Duration = "auto"
@@ -201,13 +221,26 @@ class SyncSection(Section):
     outer_delay: Count = 1
     """Entries between two steps of the outer momentum; the number of nodes with `async` (Delayed Nesterov)."""
 
+    @classmethod
+    def conflicts(cls, given: Mapping[str, Any]) -> list[tuple[str, str]]:
+        found = []
+        wish = given.get("compression")
+        up, down = (wish.get("up"), wish.get("down")) if isinstance(wish, Mapping) else (wish, wish)
+        if isinstance(wish, Directions):
+            up, down = wish.up, wish.down
+        if down == "topk":
+            found.append(("compression", 'topk is for pushes only: give compression = {up = "topk", down = "int4"}'))
+        if given.get("send") == "gradient":
+            found += _gradient_conflicts(given, (up, down))
+        return found
+
     @property
-    def codec_up(self) -> CodecName:
+    def codec_up(self) -> CodecWish:
         """The codec of pushes."""
         return self.compression.up if isinstance(self.compression, Directions) else self.compression
 
     @property
-    def codec_down(self) -> CodecName:
+    def codec_down(self) -> CodecWish:
         """The codec of entries."""
         return self.compression.down if isinstance(self.compression, Directions) else self.compression
 
@@ -217,19 +250,40 @@ class SyncSection(Section):
         return None if self.deadline == "auto" else parse_duration_s(self.deadline)
 
 
+def _gradient_conflicts(sync: Mapping[str, Any], codecs: tuple[object, object]) -> list[tuple[str, str]]:
+    """What does not go with send = "gradient"."""
+    refused = [str(codec) for codec in dict.fromkeys(codecs) if codec in REFUSED_GRADIENTS]
+    found = [("compression", f"gradients cannot be {codec}: {REFUSED_GRADIENTS[codec]}") for codec in refused]
+    if sync.get("policy") == "async":
+        found.append(("policy", 'sync.send = "gradient" needs sync.policy = "sync": all nodes make the same step'))
+    if sync.get("interval", "auto") not in ("auto", 1):
+        found.append(
+            ("interval", "gradients are sent after every step; for fewer rounds use optim.gradient_accumulation, "
+             'or send = "pseudo_gradient" with this interval, which learns better')
+        )  # fmt: skip
+    for key, plain in (("outer_lr", 1), ("outer_momentum", 0)):
+        if sync.get(key, plain) != plain:
+            found.append((key, f'sync.{key} is for send = "pseudo_gradient": gradients go into the inner optimizer'))
+    return found
+
+
 class OptimSection(Section):
     """The inner optimizer, on each node."""
 
-    optimizer: Literal["adamw"] = "adamw"
-    """Which optimizer."""
+    optimizer: Literal["adamw", "muon", "adam", "sgd", "1-bit-adam"] = "adamw"
+    """Which optimizer. `muon`: Muon for the hidden matrices, AdamW for the rest."""
     lr: Annotated[float, Field(gt=0)] = 4e-3
-    """Peak learning rate."""
+    """Peak learning rate; with `muon` that of AdamW."""
+    muon_lr: Annotated[float, Field(gt=0)] | None = None
+    """Peak learning rate of Muon; 4 x lr when left out."""
     betas: Annotated[
         tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Field(strict=False)
     ] = (0.9, 0.99)
-    """Decay of AdamW's first and second moment."""
+    """Decay of the first and second moment of AdamW and Adam."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Nesterov momentum of `muon` and `sgd`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Decoupled weight decay."""
+    """Weight decay, decoupled in `adamw` and `muon`."""
     clip: Annotated[float, Field(ge=0)] = 1.0
     """Largest gradient norm; 0 switches clipping off."""
     batch_size: Count = 8
@@ -240,10 +294,18 @@ class OptimSection(Section):
     """Shape of the learning rate over the run, after the warm-up."""
     warmup: Annotated[float, Field(ge=0, le=1)] = 0.2
     """Fraction of the run in which the learning rate rises."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Learning rate at the end of the cosine, as a part of its peak."""
     amp: Literal["off", "bf16", "fp16"] = "off"
     """Automatic mixed precision."""
     expert_bias_rate: Annotated[float, Field(ge=0)] = 0.001
     """Step of the auxiliary-loss-free balancing of experts; 0 switches it off."""
+
+    @classmethod
+    def conflicts(cls, given: Mapping[str, Any]) -> list[tuple[str, str]]:
+        if given.get("muon_lr") is not None and given.get("optimizer", "adamw") != "muon":
+            return [("muon_lr", 'optim.muon_lr needs optim.optimizer = "muon"')]
+        return []
 
 
 class TrainSection(Section):
@@ -304,9 +366,12 @@ class Job(Section):
     @classmethod
     def conflicts(cls, given: Mapping[str, Any]) -> list[tuple[str, str]]:
         data, train = given.get("data"), given.get("train")
+        found = []
         if _value(data, "streaming") is True and _value(train, "samples") is None:
-            return [("data", "a streamed data set has no known end: say how many with train.samples")]
-        return []
+            found.append(("data", "a streamed data set has no known end: say how many with train.samples"))
+        if _value(given.get("optim"), "optimizer") == "1-bit-adam" and _value(given.get("sync"), "send") != "gradient":
+            found.append(("optim", 'optim.optimizer = "1-bit-adam" needs sync.send = "gradient"'))
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, JSON-safe; `parse_job(job.to_dict()) == job`."""

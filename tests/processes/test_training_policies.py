@@ -95,3 +95,56 @@ def test_settings_change_at_a_round_boundary_of_a_run_at_work(tmp_path: Path) ->
         assert info.loss_consistent is True
         assert each_once(records, 6400)
         assert info.sync.startswith("sync, 1-bit, every 6 steps")
+
+
+def test_gradients_of_every_step_make_the_same_step_on_all_nodes(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    with Cluster(tmp_path) as cluster:
+        cluster.add_nodes("a", "b")
+        job = script_job(records, "--step-s", 0.01, nodes=2, samples=1920, sync={"send": "gradient", "interval": 1})
+        run = cluster.submit(job)
+        info = cluster.finished(run)
+        found = entries(cluster, run)
+        assert {e.header.codec for e in found} == {"int4"}
+        assert min(e.header.step.lr for e in found[5:-1]) > 0
+        assert sum(len(e.header.contributors) == 2 for e in found) > 0.7 * len(found)
+        assert info.loss_consistent is True
+        assert each_once(records, 1920)
+        assert len({end["digest"] for end in ends(records)}) == 1
+        losses = [point.loss for point in sorted(info.evaluations, key=lambda point: point.version)]
+        assert losses[-1] < losses[0] - 0.3
+
+
+def test_one_bit_adam_survives_the_death_of_a_node_and_of_the_hub(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    with Cluster(tmp_path) as cluster:
+        nodes = cluster.add_nodes("a", "b")
+        job = script_job(
+            records,
+            "--step-s",
+            0.02,
+            nodes=2,
+            samples=6400,
+            sync={"send": "gradient", "interval": 1, "deadline": 2.0},
+            optim={"optimizer": "1-bit-adam"},
+        )
+        run = cluster.submit(job)
+        cluster.await_version(run, 10)
+        nodes[1].kill_everything()
+        cluster.await_version(run, 25)
+        nodes[1].start()
+        cluster.await_event("worker.attached", "b", times=2)
+        cluster.hub.kill()
+        cluster.start_hub()
+        wait_for(lambda: any(e.header.codec == "1-bit" for e in entries(cluster, run)), "entries of 1-bit momentum")
+        hurry(records)
+        info = cluster.finished(run)
+        phases = [e.header.step.phase for e in entries(cluster, run)]
+        assert phases == sorted(phases), "the second moment thawed"
+        assert {"adam", "frozen"} == set(phases)
+        assert info.loss_consistent is True
+        assert info.samples.lost == 0
+        losses = [point.loss for point in sorted(info.evaluations, key=lambda point: point.version)]
+        assert losses[-1] < losses[0] - 0.3

@@ -21,7 +21,7 @@ presett = "deepseek-v3-tiny"    # a typing error
 
 [sync]
 interval = "often"
-compression = { up = "2-bit", down = "1-bit" }
+compression = { up = "2-bits", down = "1-bit" }
 
 [optim]
 lr = -1
@@ -49,9 +49,9 @@ def problems_in(text: str, folder: Path) -> tuple[str, ...]:
 def test_five_mistakes_are_five_messages_with_line_numbers(tmp_path: Path) -> None:
     assert problems_in(FIVE_MISTAKES, tmp_path) == (
         "line 4: unknown key presett in [model]; did you mean preset?",
-        "line 7: sync.interval must be a whole number, not 'often'",
-        "line 8: sync.compression.up must be 'none', 'bf16', 'int8', 'int4' or '1-bit', not '2-bit'"
-        "; did you mean 1-bit?",
+        "line 7: sync.interval must be 'auto' or a whole number, not 'often'",
+        "line 8: sync.compression.up must be 'none', 'bf16', 'int8', 'int4', '2-bit', '1-bit', 'topk' or 'auto', not "
+        "'2-bits'; did you mean 2-bit?",
         "line 11: optim.lr must be more than 0, not -1",
         "line 13: unknown key snyc; did you mean sync?",
     )
@@ -59,7 +59,7 @@ def test_five_mistakes_are_five_messages_with_line_numbers(tmp_path: Path) -> No
 
 def test_the_same_mistakes_in_a_dict_are_the_same_messages_without_lines() -> None:
     assert problems_of({"sync": {"interval": "often"}, "optim": {"lr": -1}}) == (
-        "sync.interval must be a whole number, not 'often'",
+        "sync.interval must be 'auto' or a whole number, not 'often'",
         "optim.lr must be more than 0, not -1",
     )
 
@@ -78,7 +78,7 @@ def test_an_empty_job_has_every_default() -> None:
     assert job == Job()
     assert job.model.preset == "deepseek-v3-tiny"
     assert (job.train.epochs, job.train.samples) == (1.0, None)
-    assert (job.sync.codec_up, job.sync.codec_down) == ("1-bit", "1-bit")
+    assert (job.sync.codec_up, job.sync.codec_down) == ("auto", "auto")
     assert (job.sync.deadline_s, job.fault.grace_s) == (None, 10.0)
 
 

@@ -37,6 +37,8 @@ def refusal(
         return "stale", behind
     if any(stop > total_samples for _, stop in push.header.ranges):
         return "wrong-layout", f"it reports samples past the end of the run ({total_samples})"
+    if push.header.phase != aggregator.phase:
+        return "stale", f"it is of phase {push.header.phase}, the run is in {aggregator.phase} now"
     try:
         aggregator.check(push)
     except NonFiniteError as error:

@@ -219,7 +219,7 @@ class Hub:
         self._change(lambda now, out: self._state.queue.resume(now, run_id, out))
 
     def change_sync(self, run_id: str, request: SyncRequest, by: str) -> None:
-        """Other settings from the run's next round on. Raises NotFoundError, ConflictError, UsageError, StorageError."""
+        """Other settings from the next round on. Raises NotFoundError, ConflictError, UsageError, StorageError."""
         self.ledger(run_id).change(request, by)
 
     def run(self, run_id: str) -> Run:

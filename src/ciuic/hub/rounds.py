@@ -30,7 +30,7 @@ from ciuic.hub.reopen import reopen
 from ciuic.hub.sync import changed, settings_of
 from ciuic.job import Job
 from ciuic.ledger.aggregate import Aggregator, Facts
-from ciuic.ledger.entry import Contributor, Push, Rejection, push_from_frame
+from ciuic.ledger.entry import Contributor, Push, Rejection, StepFacts, push_from_frame
 from ciuic.ledger.inbox import Inbox, Policy
 from ciuic.ledger.journal import Departed, Evaluated, Journal, Leased, Revived, Switched
 from ciuic.ledger.layout import Layout
@@ -365,14 +365,18 @@ class RunLedger:
             for push in pushes:
                 for start, stop in push.header.ranges:
                     committed.add(start, stop)
-        weights = fragment.inbox.weights(pushes, fragment.aggregator.version, len(self._at_work()))
+        aggregator, inbox = fragment.aggregator, fragment.inbox
+        step = self._step_facts(aggregator, pushes, len(committed))
+        if step is not None and step.next_phase != step.phase:
+            rejected += inbox.leftover(pushes, rejected)
         facts = Facts(
             run=self.run_id,
             epoch=self.epoch,
             samples_committed=len(committed),
             time=time.time(),
             why=why,
-            weights=weights,
+            weights=inbox.weights(pushes, aggregator.version, len(self._at_work())),
+            step=step,
         )
         candidate = fragment.aggregator.close(pushes, rejected, facts)
         entry_bytes = fragment.store.append(candidate.entry)
@@ -387,6 +391,16 @@ class RunLedger:
         self._tell_round(info)
         self._snapshot_if_due(fragment)
         self.wake()
+
+    def _step_facts(self, aggregator: Aggregator, pushes: list[Push], committed: int) -> StepFacts | None:
+        """In `gradient` mode: the learning rate of the newest push, and whether the second moment is frozen now."""
+        rule = aggregator.layout.step
+        if rule is None:
+            return None
+        newest = max(pushes, key=lambda push: (push.header.base_version, push.key)).header
+        progress = committed / self.samples.total if self.samples.total else 0.0
+        freeze = aggregator.phase == "frozen" or (rule.freeze_at < 1 and progress >= rule.freeze_at)
+        return StepFacts(lr=newest.lr, phase=aggregator.phase, next_phase="frozen" if freeze else "adam")
 
     def _reject_waiting(self, fragment: Fragment, rejection: Rejection) -> None:
         """An accepted push has become too stale: its samples are its node's again, or free when that one is gone."""

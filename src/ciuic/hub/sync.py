@@ -6,15 +6,25 @@ from ciuic.job import LARGEST_COUNT, Job
 from ciuic.ledger.settings import Settings
 from ciuic.net.messages import SyncRequest
 
+DEFAULT_CODEC = "1-bit"
+DEFAULT_INTERVAL = 8
 UP_ONLY = ("topk",)
 """Codecs that entries cannot have: what they drop of the mean would never reach the nodes in time."""
 
 
 def settings_of(job: Job) -> Settings:
-    """The settings that a run starts with."""
+    """The settings that a run starts with, before anything was measured."""
     sync = job.sync
+    gradients = sync.send == "gradient"
+    codec = "int4" if gradients else DEFAULT_CODEC
+    interval = 1 if gradients else DEFAULT_INTERVAL if sync.interval == "auto" else sync.interval
+    wishes = (sync.interval, sync.codec_up, sync.codec_down)
     return Settings(
-        policy=sync.policy, interval=sync.interval, codec_up=sync.codec_up, codec_down=sync.codec_down, why="job"
+        policy=sync.policy,
+        interval=interval,
+        codec_up=codec if sync.codec_up == "auto" else sync.codec_up,
+        codec_down=codec if sync.codec_down == "auto" else sync.codec_down,
+        why="default" if "auto" in wishes else "job",
     )
 
 

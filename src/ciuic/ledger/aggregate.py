@@ -3,7 +3,7 @@
     d     = sum of w_i q_i in order of (node, incarnation); the weights w_i come from the policy
     u     = the outer optimizer's step on d                        (ledger.outer)
     y     = u + e_s;  entry = encode(y);  e_s' = y - decode(entry)
-    base' = base - decode(entry)
+    base' = base - decode(entry)                                   in `gradient` mode: the step of ledger.stepping
 
 Everything fp32, one rounding per operation, so that a replay gives the same bits.
 """
@@ -16,23 +16,28 @@ from numpy.typing import NDArray
 
 from ciuic.codec import FragmentCodec
 from ciuic.codec.vectors import first_non_finite
-from ciuic.errors import LayoutMismatchError, NonFiniteError
+from ciuic.errors import LayoutMismatchError, NonFiniteError, ProtocolError
 from ciuic.ledger.entry import (
     Contributor,
     Entry,
     EntryHeader,
     Part,
+    Phase,
     Push,
     Rejection,
     Snapshot,
     SnapshotHeader,
+    StepFacts,
     base_digest,
 )
 from ciuic.ledger.layout import Layout
 from ciuic.ledger.outer import OuterOptimizer, OuterState
+from ciuic.ledger.stepping import Stepper, StepState, dither_seed
 
 Float = NDArray[np.float32]
 Key = tuple[str, int, int]
+MOMENTUM_CODEC = "1-bit"
+"""Of pushes and entries once the second moment is frozen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,8 @@ class Facts:
     """Of the entry; empty: the aggregator's present one."""
     weights: Mapping[Key, float] | None = None
     """By push; None: its share of the round's tokens."""
+    step: StepFacts | None = None
+    """In `gradient` mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +65,7 @@ class Candidate:
     base: Float
     residual: Float
     outer: OuterState
+    moments: StepState | None
 
 
 class Aggregator:
@@ -76,6 +84,10 @@ class Aggregator:
         self.base: Float = np.zeros(self.element_count, np.float32)
         self.residual: Float = np.zeros(self.element_count, np.float32)
         self.outer_state = outer.start(self.element_count)
+        self._stepper = Stepper(layout, fragment) if layout.step is not None else None
+        self.moments = self._stepper.start() if self._stepper else None
+        self.phase: Phase = "adam"
+        """Of the pushes based on the present version, in `gradient` mode."""
         self.version = 0
         self.digest = ""
         self.counters: tuple[int, ...] = ()
@@ -84,6 +96,8 @@ class Aggregator:
         """From now on these codecs (up, down) hold; pushes of earlier ones are still understood."""
         up, self.codec_down = codecs
         self.codecs_up.add(up)
+        if self.layout.step is not None and self.layout.step.freeze_at < 1:
+            self.codecs_up.add(MOMENTUM_CODEC)
         self._codec(up), self._codec(self.codec_down)
 
     def _codec(self, name: str) -> FragmentCodec:
@@ -139,11 +153,11 @@ class Aggregator:
             mean += scratch
         update, outer = self.outer.step(mean, self.outer_state, self.version + 1)
         update += self.residual
-        down = self._codec(facts.codec or self.codec_down)
-        payload = down.encode(update)
+        down = self._codec(facts.codec or self._entry_codec())
+        payload = down.encode(update, dither=self._dither())
         down.decode(payload, out=scratch)
         update -= scratch  # now the new residual
-        base = self.base - scratch
+        base, moments = self._move(scratch, update, facts)
         counters = tuple(
             max(column) for column in zip(self.counters, *(p.header.counters for p in pushes), strict=True)
         )
@@ -158,6 +172,7 @@ class Aggregator:
             outer_lr=self.outer.lr,
             outer_momentum=self.outer.momentum,
             outer_delay=self.outer.delay,
+            step=facts.step,
             digest=base_digest(base, counters),
             previous_digest=self.digest,
             samples_committed=facts.samples_committed,
@@ -165,7 +180,28 @@ class Aggregator:
             time=facts.time,
             why=facts.why,
         )
-        return Candidate(entry=Entry(header=header, payload=payload), base=base, residual=update, outer=outer)
+        return Candidate(
+            entry=Entry(header=header, payload=payload), base=base, residual=update, outer=outer, moments=moments
+        )
+
+    def _entry_codec(self) -> str:
+        return MOMENTUM_CODEC if self.phase == "frozen" else self.codec_down
+
+    def _dither(self) -> int | None:
+        """Without feedback rounding is stochastic, so that nothing is lost on average; the same in every replay."""
+        if self._stepper is None or self._stepper.rule.feedback:
+            return None
+        return dither_seed("hub", self.version + 1, self.fragment)
+
+    def _move(self, entry: Float, residual: Float, facts: Facts) -> tuple[Float, StepState | None]:
+        """(next base, next moments); without feedback, or when the phase changes, the residual becomes 0."""
+        if self._stepper is None or self.moments is None:
+            return self.base - entry, None
+        if facts.step is None:
+            raise ProtocolError("an entry of gradient mode needs a learning rate")
+        if not self._stepper.rule.feedback or facts.step.next_phase != facts.step.phase:
+            residual[:] = 0
+        return self._stepper.apply(self.base, entry, self.moments, facts.step, self.version + 1)
 
     def _weights(self, pushes: list[Push], facts: Facts) -> list[np.float32]:
         total = sum(p.header.tokens for p in pushes)
@@ -188,7 +224,10 @@ class Aggregator:
     def commit(self, candidate: Candidate) -> None:
         """The entry is durable: it is the state now."""
         self.base, self.residual, self.outer_state = candidate.base, candidate.residual, candidate.outer
+        self.moments = candidate.moments
         header = candidate.entry.header
+        if header.step is not None:
+            self.phase = header.step.next_phase
         self.version, self.digest, self.counters = header.version, header.digest, header.counters
 
     def snapshot(self, run: str) -> Snapshot:
@@ -198,6 +237,8 @@ class Aggregator:
             vectors["momentum"] = self.outer_state.momentum
         if self.outer_state.delayed is not None:
             vectors["delayed"] = self.outer_state.delayed
+        if self.moments is not None:
+            vectors |= {"first": self.moments.first, "second": self.moments.second}
         header = SnapshotHeader(
             run=run,
             fragment=self.fragment,
@@ -206,6 +247,7 @@ class Aggregator:
             digest=self.digest,
             parts=tuple(vectors),
             counters=self.counters,
+            phase=self.phase,
         )
         return Snapshot(header=header, vectors=vectors)
 
@@ -215,5 +257,9 @@ class Aggregator:
         self.residual = snapshot.vectors["residual"].copy()
         kept = {part: values.copy() for part, values in snapshot.vectors.items() if part in ("momentum", "delayed")}
         self.outer_state = OuterState(momentum=kept.get("momentum"), delayed=kept.get("delayed"))
+        if self.moments is not None:
+            first, second = snapshot.vectors["first"].copy(), snapshot.vectors["second"].copy()
+            self.moments = StepState(first=first, second=second)
+        self.phase = snapshot.header.phase
         header = snapshot.header
         self.version, self.digest, self.counters = header.version, header.digest, header.counters

@@ -14,8 +14,19 @@ from ciuic.ledger.frame import Buffer, Kind, build_frame, read_frame
 T = TypeVar("T", bound=msgspec.Struct)
 MAX_RANGES = 100_000
 MAX_TOKENS = 1 << 53
-Part = Literal["base", "residual", "momentum", "delayed"]
+MAX_LR = 1e6
+Part = Literal["base", "residual", "momentum", "delayed", "first", "second"]
+Phase = Literal["adam", "frozen"]
 RejectReason = Literal["stale", "ahead", "not-finite", "wrong-layout", "superseded", "quarantined"]
+
+
+class StepFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an entry of `gradient` mode says about its step; see ledger.stepping."""
+
+    lr: float
+    phase: Phase = "adam"
+    next_phase: Phase = "adam"
+    """Of the pushes that are based on this entry's version."""
 
 
 class PushHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,6 +47,10 @@ class PushHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Of this payload; it may change during a run."""
     layout_digest: str
     counters: tuple[int, ...] = ()
+    lr: float = 0.0
+    """The node's learning rate now, in `gradient` mode."""
+    phase: Phase = "adam"
+    """What was sent in `gradient` mode: a gradient, or with `frozen` a momentum."""
 
 
 class Contributor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -77,6 +92,8 @@ class EntryHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     outer_momentum: float
     outer_delay: int = 1
     """Entries between two steps of the outer momentum."""
+    step: StepFacts | None = None
+    """In `gradient` mode."""
     digest: str
     """Of the base after this entry."""
     previous_digest: str
@@ -90,7 +107,7 @@ class EntryHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """State of a fragment at a version. For nodes: base only; the hub's own also has residual and momentum."""
+    """State of a fragment at a version. For nodes: base and moments; the hub's own also has residual and momentum."""
 
     run: str
     fragment: int
@@ -100,6 +117,7 @@ class SnapshotHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     parts: tuple[Part, ...]
     """fp32 vectors in the payload, in this order."""
     counters: tuple[int, ...] = ()
+    phase: Phase = "adam"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +175,8 @@ def push_from_frame(data: Buffer) -> Push:
         raise FrameError(
             "the sample ranges of this push cannot be", cause="each must be [start, stop) with start < stop"
         )
+    if not 0 <= header.lr <= MAX_LR:  # also when it is not a number
+        raise FrameError("the learning rate of this push cannot be", cause=f"{header.lr}")
     if not 0 < header.tokens <= MAX_TOKENS or min(header.base_version, header.sequence, header.incarnation) < 0:
         raise FrameError(
             "the numbers of this push cannot be", cause=f"tokens {header.tokens}, sequence {header.sequence}"

@@ -125,6 +125,14 @@ class Inbox:
             merged = [min(merged, key=lambda push: arrived.index(push.key))]
         return merged, tuple(rejected)
 
+    def leftover(self, pushes: list[Push], rejected: tuple[Rejection, ...]) -> tuple[Rejection, ...]:
+        """What would stay behind, as rejections: it was made for another kind of step than the next one."""
+        settled = {p.key for p in pushes} | {(r.node, r.incarnation, r.sequence) for r in rejected}
+        return tuple(
+            Rejection(node=node, incarnation=incarnation, sequence=sequence, reason="stale")
+            for node, incarnation, sequence in sorted(self.waiting.keys() - settled)
+        )
+
     def weights(self, pushes: list[Push], version: int, at_work: int) -> dict[Key, float]:
         """What each of these pushes is multiplied with, as fp32 numbers, when `at_work` nodes train."""
         if self.policy.kind == "async":

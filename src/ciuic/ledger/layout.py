@@ -19,6 +19,9 @@ MAX_TENSORS = 1_000_000
 MAX_ELEMENTS = 1 << 42
 MAX_COUNTERS = 65_536
 MAX_FRAGMENTS = 256
+MAX_SCALE = 1e6
+LEAST_FREEZE = 0.2
+"""Freezing the second moment earlier than at this progress breaks training (measured: 2.64 and 2.30 against 2.14)."""
 _SECTION_ORDER = {"coded": 0, "small": 1, "buffer": 2, "counter": 3}
 
 Section = Literal["coded", "small", "buffer", "counter"]
@@ -35,6 +38,10 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     row_aligned: bool = False
     """Scale blocks do not cross rows (embeddings, expert matrices)."""
     fragment: int = 0
+    lr_scale: float = 1.0
+    """Times the run's learning rate, in `gradient` mode."""
+    weight_decay: float = 0.0
+    """Decoupled, in `gradient` mode."""
 
     @property
     def element_count(self) -> int:
@@ -44,11 +51,25 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return count
 
 
+class StepRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How `gradient` mode moves the base by a decoded mean; the same on hub and nodes. See ledger.stepping."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    feedback: bool = False
+    """What a codec dropped is added to the next push and entry."""
+    freeze_at: float = 1.0
+    """Progress of the run at which the second moment is frozen and 1-bit momentum is sent; 1: never."""
+
+
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All tensors in storage order. Build with `make_layout`, read from outside with `layout_from_dict`."""
 
     tensors: tuple[Tensor, ...]
     fragment_count: int = 1
+    step: StepRule | None = None
+    """Set in `gradient` mode; else entries are subtracted from the base."""
 
     @property
     def digest(self) -> str:
@@ -101,7 +122,7 @@ def section_of(shape: Sequence[int], *, is_router: bool = False) -> Literal["cod
     return "small" if len(shape) < 2 or is_router or count < SMALL_ELEMENTS else "coded"
 
 
-def make_layout(tensors: Sequence[Tensor], fragment_count: int = 1) -> Layout:
+def make_layout(tensors: Sequence[Tensor], fragment_count: int = 1, step: StepRule | None = None) -> Layout:
     """Put tensors into storage order and check them. Raises ProtocolError naming the tensor."""
     if not 1 <= fragment_count <= MAX_FRAGMENTS:
         raise ProtocolError(f"a layout of {fragment_count} fragments cannot be", next="use at least one fragment")
@@ -119,11 +140,24 @@ def make_layout(tensors: Sequence[Tensor], fragment_count: int = 1) -> Layout:
             total += tensor.element_count
     if total > MAX_ELEMENTS or counters > MAX_COUNTERS:
         raise ProtocolError(f"a layout of {total} elements and {counters} counters is over the limit")
-    layout = Layout(tensors=tuple(ordered), fragment_count=fragment_count)
+    _check_step(step)
+    layout = Layout(tensors=tuple(ordered), fragment_count=fragment_count, step=step)
     present = {t.fragment for t in ordered if t.section != "counter"}
     if present != set(range(fragment_count)):
         raise ProtocolError("a layout has an empty fragment", cause=f"fragments with tensors: {sorted(present)}")
     return layout
+
+
+def _check_step(step: StepRule | None) -> None:
+    if step is None:
+        return
+    betas = 0 <= step.beta1 < 1 and 0 <= step.beta2 < 1
+    if not (betas and 0 < step.eps <= 1 and LEAST_FREEZE <= step.freeze_at <= 1):
+        raise ProtocolError(
+            "the step rule of this layout cannot be",
+            cause=f"betas {step.beta1}, {step.beta2}, eps {step.eps}, freeze_at {step.freeze_at}",
+            next=f"betas lie in [0, 1), eps in (0, 1], freeze_at in [{LEAST_FREEZE}, 1]",
+        )
 
 
 def _check(tensor: Tensor, fragment_count: int, names: set[str]) -> None:
@@ -138,6 +172,8 @@ def _check(tensor: Tensor, fragment_count: int, names: set[str]) -> None:
         problem = f"its shape {tensor.shape} cannot be"
     elif tensor.element_count < 1:
         problem = "it has no elements"
+    elif not (0 <= tensor.lr_scale <= MAX_SCALE and 0 <= tensor.weight_decay <= MAX_SCALE):
+        problem = f"its learning rate scale {tensor.lr_scale} or weight decay {tensor.weight_decay} cannot be"
     if problem:
         raise ProtocolError(f"tensor {tensor.name[:512]!r} is not accepted in a layout", cause=problem)
 
@@ -148,7 +184,7 @@ def layout_from_dict(body: dict[str, Any]) -> Layout:
         layout = msgspec.convert(body, Layout)
     except msgspec.ValidationError as error:
         raise ProtocolError("this is not a layout", cause=str(error)) from error
-    if make_layout(layout.tensors, layout.fragment_count) != layout:
+    if make_layout(layout.tensors, layout.fragment_count, layout.step) != layout:
         raise ProtocolError("the tensors of this layout are not in storage order")
     return layout
 
@@ -166,6 +202,12 @@ def check_same_layout(ours: Layout, theirs: Layout) -> None:
                 cause=f"the run has {_describe(left)}, this node has {_describe(right)}",
                 next="build the same model on every node (same job, same code, same versions)",
             )
+    if ours.step != theirs.step:
+        raise LayoutMismatchError(
+            "the optimizer differs from the run's",
+            cause=f"the run has {ours.step}, this node has {theirs.step}",
+            next="use the same optimizer and the same numbers on every node",
+        )
     raise LayoutMismatchError(
         "the layout differs from the run's",
         cause=f"{ours.fragment_count} fragments here, {theirs.fragment_count} there",
@@ -177,4 +219,6 @@ def _describe(tensor: Tensor | None) -> str:
     if tensor is None:
         return "no such tensor"
     notes = ("" if tensor.trainable else ", frozen") + (", by rows" if tensor.row_aligned else "")
+    notes += f", lr x {tensor.lr_scale:g}" if tensor.lr_scale != 1 else ""
+    notes += f", decay {tensor.weight_decay:g}" if tensor.weight_decay else ""
     return f"{tensor.section} {tensor.dtype}{list(tensor.shape)} in fragment {tensor.fragment}{notes}"

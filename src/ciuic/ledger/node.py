@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ciuic.codec import Vectors
-from ciuic.ledger.entry import Entry, Push, PushHeader
+from ciuic.ledger.entry import Entry, Phase, Push, PushHeader, Snapshot
+from ciuic.ledger.gradient import GradientReplica
 from ciuic.ledger.intervals import Range
 from ciuic.ledger.layout import Layout
 from ciuic.ledger.replica import Replica
@@ -33,7 +34,12 @@ class NodeMachine:
         """`codec_up`: of the next pushes; see `use`."""
         self.layout, self.place = layout, place
         self._layout_digest = layout.digest
-        self.replicas = [Replica(layout, f, vectors, codec_up) for f in range(layout.fragment_count)]
+        kind = Replica if layout.step is None else GradientReplica
+        self.replicas: list[Replica | GradientReplica] = [
+            kind(layout, f, vectors, codec_up) for f in range(layout.fragment_count)
+        ]
+        self.lr = 0.0
+        """The learning rate now; `gradient` mode sends it."""
         self._sequence = [0] * layout.fragment_count
 
     def use(self, codec_up: str) -> None:
@@ -42,8 +48,16 @@ class NodeMachine:
             replica.codec_up = codec_up
 
     def load(self, fragment: int, base: NDArray[np.float32], version: int, counters: tuple[int, ...] = ()) -> Any:
-        """Start a fragment from a base; returns its theta."""
+        """Start a fragment from a base that no step has moved (or has no moments); returns its theta."""
         return self.replicas[fragment].load(base, version, counters)
+
+    def load_snapshot(self, fragment: int, snapshot: Snapshot) -> Any:
+        """Start a fragment from a snapshot, in `gradient` mode with its moments; returns its theta."""
+        replica, header = self.replicas[fragment], snapshot.header
+        base = snapshot.vectors["base"]
+        if isinstance(replica, Replica) or "first" not in header.parts:
+            return replica.load(base, header.version, header.counters)
+        return replica.load(base, header.version, header.counters, moments=snapshot.vectors, phase=header.phase)
 
     def stepped(self, tokens: int, ranges: list[Range]) -> None:
         """One or more inner steps over these tokens and samples. Samples are reported with fragment 0."""
@@ -60,8 +74,14 @@ class NodeMachine:
         return replica.in_flight is None and replica.progress.tokens >= max(1, target_tokens)
 
     def push(self, fragment: int, theta: Any, counters: tuple[int, ...] = ()) -> Push:
-        """Encode the progress. Raises NonFiniteError, then `load` the base again."""
-        flight = self.replicas[fragment].push(theta, self._sequence[fragment] + 1)
+        """Encode the progress; in `gradient` mode `theta` is the gradient. Raises NonFiniteError: see the replicas."""
+        replica, sequence = self.replicas[fragment], self._sequence[fragment] + 1
+        phase: Phase = "adam"
+        if isinstance(replica, GradientReplica):
+            phase = replica.phase
+            flight = replica.push(theta, sequence, f"{self.place.node}/{self.place.incarnation}")
+        else:
+            flight = replica.push(theta, sequence)
         self._sequence[fragment] = flight.sequence
         header = PushHeader(
             run=self.place.run,
@@ -73,9 +93,11 @@ class NodeMachine:
             epoch=self.place.epoch,
             tokens=flight.tokens,
             ranges=flight.ranges,
-            codec=self.replicas[fragment].codec_up,
+            codec=flight.codec,
             layout_digest=self._layout_digest,
             counters=counters if fragment == 0 else (),
+            lr=self.lr,
+            phase=phase,
         )
         return Push(header=header, payload=flight.payload)
 

@@ -41,6 +41,7 @@ def rebuild(aggregator: Aggregator, store: FragmentStore, run: str) -> Rebuilt:
             why=header.why,
             codec=header.codec,
             weights={(c.node, c.incarnation, c.sequence): c.weight for c in header.contributors},
+            step=header.step,
         )
         candidate = aggregator.close(pushes, header.rejected, facts)
         payload = store.entry(header.version).payload

@@ -10,7 +10,7 @@ vector of the same back end.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,17 +138,7 @@ class Replica:
         from the hub's (then a snapshot must be loaded).
         """
         header = entry.header
-        if (header.fragment, header.version) != (self.fragment, self.version + 1):
-            raise ProtocolError(
-                f"entry {header.version} of fragment {header.fragment} is not the next one",
-                cause=f"this replica is at version {self.version} of fragment {self.fragment}",
-            )
-        if header.previous_digest != self.digest:
-            raise DigestMismatchError(
-                f"version {self.version} has another digest here than on the hub",
-                cause=f"{self.digest[:12]} here, {header.previous_digest[:12]} there",
-                next="the node loads a snapshot again",
-            )
+        check_next(self, entry)
         step = self._codec(header.codec).decode(entry.payload)
         assign = not self._stepped and (self.in_flight is None or outcome == "merged")
         if not assign:
@@ -164,12 +154,7 @@ class Replica:
             theta += self.F
         self.version, self.counters = header.version, header.counters
         self.digest = base_digest(self.vectors.to_host(self.base), self.counters)
-        if self.digest != header.digest:
-            raise DigestMismatchError(
-                f"version {self.version} came out different here",
-                cause=f"{self.digest[:12]} here, {header.digest[:12]} on the hub",
-                next="the node loads a snapshot again; if it happens twice, check this machine's memory and libraries",
-            )
+        check_result(self, entry)
 
     def reject(self) -> None:
         """The push in flight was refused: its progress is unpushed again, nothing is lost. theta does not move."""
@@ -192,3 +177,37 @@ class Replica:
             self.progress, self._stepped = again, True
         self.F[:] = 0
         self.in_flight = None
+
+
+class Versioned(Protocol):
+    """A replica of either mode at a version."""
+
+    fragment: int
+    version: int
+    digest: str
+
+
+def check_next(replica: Versioned, entry: Entry) -> None:
+    """Whether an entry may be applied now. Raises ProtocolError, DigestMismatchError."""
+    header = entry.header
+    if (header.fragment, header.version) != (replica.fragment, replica.version + 1):
+        raise ProtocolError(
+            f"entry {header.version} of fragment {header.fragment} is not the next one",
+            cause=f"this replica is at version {replica.version} of fragment {replica.fragment}",
+        )
+    if header.previous_digest != replica.digest:
+        raise DigestMismatchError(
+            f"version {replica.version} has another digest here than on the hub",
+            cause=f"{replica.digest[:12]} here, {header.previous_digest[:12]} there",
+            next="the node loads a snapshot again",
+        )
+
+
+def check_result(replica: Versioned, entry: Entry) -> None:
+    """Whether the entry made the hub's base here too. Raises DigestMismatchError."""
+    if replica.digest != entry.header.digest:
+        raise DigestMismatchError(
+            f"version {replica.version} came out different here",
+            cause=f"{replica.digest[:12]} here, {entry.header.digest[:12]} on the hub",
+            next="the node loads a snapshot again; if it happens twice, check this machine's memory and libraries",
+        )

@@ -24,6 +24,8 @@ from ciuic.ledger.entry import (
 from ciuic.ledger.files import AppendLog, storage_error, write_durable
 
 Key = tuple[str, int, int]
+FOR_NODES: tuple[Part, ...] = ("base", "first", "second")
+"""What a node needs of a snapshot: the base and, in `gradient` mode, the moments of its step."""
 KEEP_SNAPSHOTS = 2
 
 
@@ -120,9 +122,11 @@ class FragmentStore:
     def save_snapshot(self, snapshot: Snapshot) -> None:
         """Write it, then drop what it covers: older snapshots but one, and pushes merged before the kept ones."""
         version, parts = snapshot.header.version, snapshot.header.parts
-        rest = tuple(part for part in parts if part != "base")
+        rest = tuple(part for part in parts if part not in FOR_NODES)
         write_durable(self._hub_state_path(version), _part_of(snapshot, rest).to_frame())
-        write_durable(self.snapshot_path(version), _part_of(snapshot, ("base",)).to_frame())
+        write_durable(
+            self.snapshot_path(version), _part_of(snapshot, tuple(p for p in parts if p in FOR_NODES)).to_frame()
+        )
         self._drop_leftovers()
         self._drop_pushes_before(self.snapshot_versions()[0])
 

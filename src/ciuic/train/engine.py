@@ -328,9 +328,7 @@ class Engine:
         try:
             self.telling.last_words(client, final=reason == "finished")
             incarnation = self.machine.place.incarnation
-            self.telling.send(
-                client, "detach", m.DetachRequest(incarnation=incarnation, reason=reason, detail=detail)
-            )
+            self.telling.send(client, "detach", m.DetachRequest(incarnation=incarnation, reason=reason, detail=detail))
         finally:
             client.close()
             self.courier.close()

@@ -56,8 +56,9 @@ class Entrance:
         initial = [base_digest(self._host(f), counters if f == 0 else ()) for f in fragments]
         reply = self._take_place(client, initial)
         place = Place(run=self.info.run_id, node=self.info.node_id, incarnation=reply.incarnation, epoch=reply.epoch)
-        codec_up = reply.pace.codec_up if reply.pace else self.info.job.sync.codec_up
-        machine = NodeMachine(self.state.layout, self.state.vectors, codec_up, place)
+        if reply.pace is None:
+            raise ProtocolError("the hub did not say how to push", next="use the same version of ciuic on both sides")
+        machine = NodeMachine(self.state.layout, self.state.vectors, reply.pace.codec_up, place)
         for number, fragment in enumerate(reply.fragments):
             self._load(machine, number, fragment, initial[number])
             self._catch_up(client, machine, number)
@@ -139,10 +140,11 @@ class Entrance:
             theta[:] = machine.load(number, self._host(number), 0, self.state.counters() if number == 0 else ())
             return
         snapshot = self._download(number, fragment)
-        base, version = snapshot.vectors["base"], fragment.snapshot_version
-        theta[:] = machine.load(number, base, version, snapshot.header.counters)
+        theta[:] = machine.load_snapshot(number, snapshot)
         if machine.replicas[number].digest != snapshot.header.digest:
-            raise ProtocolError(f"the snapshot of version {version} has another digest than its header says")
+            raise ProtocolError(
+                f"the snapshot of version {snapshot.header.version} has another digest than its header says"
+            )
         if number == 0:
             self.state.raise_counters(snapshot.header.counters)
 

@@ -139,7 +139,7 @@ def test_a_snapshot_of_another_size_is_refused(count: int) -> None:
 
 def test_a_snapshot_with_a_part_that_is_not_known_is_refused() -> None:
     header = msgspec.to_builtins(aggregator().snapshot(RUN).header)
-    body = msgspec.msgpack.encode({**header, "parts": ["base", "second"]})
+    body = msgspec.msgpack.encode({**header, "parts": ["base", "third"]})
     with pytest.raises(FrameError, match="header of this snapshot is not valid"):
         snapshot_from_frame(build_frame("snapshot", body, b""), 0)
 
