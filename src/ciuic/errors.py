@@ -95,6 +95,12 @@ class CodecUnavailableError(UsageError):
     code = "CIUIC-106"
 
 
+class DoubleSyncError(UsageError):
+    """The same gradients would be synchronised twice."""
+
+    code = "CIUIC-107"
+
+
 # ---- 2xx: who may do what ------------------------------------------------------------------------------------------
 
 

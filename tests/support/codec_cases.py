@@ -4,13 +4,22 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ciuic.codec import FragmentShape
+from ciuic.codec import FragmentCodec, FragmentShape
+from ciuic.codec.native import LEVELS, load_library
 
 
 def shape_of(*rows: tuple[int, int], small: int = 0, buffers: int = 0) -> FragmentShape:
     """A fragment of these (row count, row length) tensors, small elements and buffer elements."""
     return FragmentShape(rows=rows, small_count=small, buffer_count=buffers)
 
+
+def native_levels() -> list[str]:
+    """The levels of the native kernel that run here; none without a compiler."""
+    library, _ = load_library()
+    return [] if library is None else list(LEVELS[: library.ciuic_best_level() + 1])
+
+
+BACK_ENDS = ["fallback", *native_levels()]
 
 SHAPES = {
     "no tensors": shape_of(),
@@ -98,3 +107,30 @@ def block_lengths(rows: tuple[tuple[int, int], ...], most: int) -> list[int]:
 def same_bits(left: NDArray[np.float32], right: NDArray[np.float32]) -> bool:
     """Bit for bit the same fp32 numbers."""
     return left.shape == right.shape and np.array_equal(left.view(np.int32), right.view(np.int32))
+
+
+def same_or_nan(left: NDArray[np.float32], right: NDArray[np.float32]) -> bool:
+    """The same bits; the bits of a NaN are the business of each back end."""
+    nan = np.isnan(left)
+    return np.array_equal(nan, np.isnan(right)) and same_bits(left[~nan], right[~nan])
+
+
+def encoded_alike(name: str, shape: FragmentShape, ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> bool:
+    """Equal bytes, but a mean may be rounded the other way in the last bit of a 1-bit scale."""
+    if name == "1-bit":
+        start = (shape.coded_count + 7) // 8
+        stop = start + 2 * len(block_lengths(shape.rows, 4096))
+        scales = [np.frombuffer(p[start:stop].tobytes(), "<u2").astype(int) for p in (ours, theirs)]
+        if np.abs(scales[0] - scales[1]).max(initial=0) > 1:
+            return False
+        ours, theirs = (np.delete(p, np.s_[start:stop]) for p in (ours, theirs))
+    return np.array_equal(ours, theirs)
+
+
+def garbage(size: int, seed: int) -> NDArray[np.uint8]:
+    """Bytes [size] that mean nothing."""
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+def codec_of(back_end: str, name: str, shape: FragmentShape, threads: int = 1) -> FragmentCodec:
+    return FragmentCodec(name, shape, back_end=back_end, threads=threads)

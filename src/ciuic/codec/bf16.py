@@ -14,6 +14,11 @@ def bf16_encode(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return (rounded >> np.uint32(16)).astype(np.uint16)
 
 
+def bf16_encode_up(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The next bfloat16 bits [n] that are not smaller, of fp32 values [n] from 0 to BF16_MAX."""
+    return ((np.ascontiguousarray(values).view(np.uint32) + np.uint32(0xFFFF)) >> np.uint32(16)).astype(np.uint16)
+
+
 def bf16_decode(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     """bfloat16 bits [n] as fp32 [n], exact."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -1,10 +1,7 @@
-"""The codecs of one coded section: none, bf16, int8, int4 and 1-bit.
+"""The codecs of one section: none, bf16, int8, int4, 2-bit, 1-bit and top-k. docs/reference/codecs.md has every bit.
 
-Bits on the wire of a block codec: packed values, then one bfloat16 scale per block.
-  1-bit  bit = (x >= 0), scale = mean |x| of the block, decoded +-scale (the L2 norm is no contraction on heavy tails).
-  int8   q = round(x / scale) in -127..127, scale = max |x| / 127.
-  int4   q in -7..7 stored as q + 8 in half a byte, scale = max |x| / 7.
-Decoding is exact in fp32 (an integer of at most 7 bits times a bfloat16), so every back end gets the same bits.
+Decoding is exact in fp32 (an integer of at most 8 bits times a bfloat16, or a bfloat16 itself), so every back end gets
+the same bits. Here is the numpy back end, which is also the description that the others must agree with.
 Inputs must be finite: the caller checks before a residual is touched.
 """
 
@@ -13,30 +10,36 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ciuic.codec.bf16 import BF16_MAX, bf16_decode, bf16_encode
-from ciuic.codec.blocks import BlockTable
-from ciuic.errors import CodecUnavailableError
+from ciuic.codec.bf16 import BF16_MAX, bf16_decode, bf16_encode, bf16_encode_up
+from ciuic.codec.blocks import BLOCK_ELEMENTS, BlockTable
+from ciuic.codec.finite import LARGEST
 
 Float = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
+Streams = tuple[Bytes, ...]
+"""The parts of an encoded section, in the order in which they are sent."""
 
 
 class ScalarCodec(Protocol):
-    """Encodes [n] fp32 values of one block table."""
+    """Encodes [n] fp32 values of one block table, or of a span of it."""
 
     max_block: int
     small_bytes: int
     """Bytes per element of the full-precision section that travels with this codec (2: bf16, 4: fp32)."""
+    dithers: bool
+    """Whether it can round stochastically. Where this is false and `exact` too, asking for it is an error."""
+    nearly_exact: bool
+    """Full precision or bfloat16: stochastic rounding would change nothing that matters and is left out."""
 
-    def payload_bytes(self, blocks: BlockTable) -> int:
-        """Exact size of an encoded section."""
+    def sizes(self, elements: int, blocks: int, kept: int) -> tuple[int, ...]:
+        """Bytes of each stream of so many elements, blocks and (top-k) kept elements."""
         ...
 
-    def encode(self, values: Float, blocks: BlockTable, out: Bytes) -> None:
-        """Write the encoded section into `out` [payload_bytes]."""
+    def encode(self, values: Float, blocks: BlockTable, streams: Streams, noise: Float | None = None) -> None:
+        """Fill the streams. `noise`: [n] in (0, 1), for stochastic rounding. Does not change its input."""
         ...
 
-    def decode(self, payload: Bytes, blocks: BlockTable, out: Float) -> None:
+    def decode(self, streams: Streams, blocks: BlockTable, out: Float) -> None:
         """Write the decoded values into `out` [n]."""
         ...
 
@@ -44,91 +47,119 @@ class ScalarCodec(Protocol):
 class NoneCodec:
     """fp32 as it is."""
 
-    max_block = 1 << 20
+    max_block = BLOCK_ELEMENTS
     small_bytes = 4
+    dithers = False
+    nearly_exact = True
 
-    def payload_bytes(self, blocks: BlockTable) -> int:
-        return 4 * blocks.element_count
+    def sizes(self, elements: int, blocks: int, kept: int) -> tuple[int, ...]:
+        return (4 * elements,)
 
-    def encode(self, values: Float, blocks: BlockTable, out: Bytes) -> None:
-        out.view(np.float32)[:] = values
+    def encode(self, values: Float, blocks: BlockTable, streams: Streams, noise: Float | None = None) -> None:
+        streams[0][:] = np.ascontiguousarray(values).view(np.uint8)
 
-    def decode(self, payload: Bytes, blocks: BlockTable, out: Float) -> None:
-        out.view(np.uint8)[:] = payload
+    def decode(self, streams: Streams, blocks: BlockTable, out: Float) -> None:
+        out.view(np.uint8)[:] = streams[0]
 
 
 class Bf16Codec:
     """The upper half of each fp32, rounded to nearest even."""
 
-    max_block = 1 << 20
+    max_block = BLOCK_ELEMENTS
     small_bytes = 2
+    dithers = False
+    nearly_exact = True
 
-    def payload_bytes(self, blocks: BlockTable) -> int:
-        return 2 * blocks.element_count
+    def sizes(self, elements: int, blocks: int, kept: int) -> tuple[int, ...]:
+        return (2 * elements,)
 
-    def encode(self, values: Float, blocks: BlockTable, out: Bytes) -> None:
-        out.view(np.uint16)[:] = bf16_encode(values)
+    def encode(self, values: Float, blocks: BlockTable, streams: Streams, noise: Float | None = None) -> None:
+        streams[0][:] = bf16_encode(values).view(np.uint8)
 
-    def decode(self, payload: Bytes, blocks: BlockTable, out: Float) -> None:
-        out[:] = bf16_decode(as_uint16(payload))
+    def decode(self, streams: Streams, blocks: BlockTable, out: Float) -> None:
+        out[:] = bf16_decode(as_uint16(streams[0]))
 
 
 class OneBitCodec:
-    """One bit per element and the block's mean magnitude."""
+    """One bit per element, x >= 0, and the block's mean magnitude (an L2 norm is no contraction on heavy tails)."""
 
     max_block = 4096
     small_bytes = 2
+    dithers = False
+    nearly_exact = False
 
-    def payload_bytes(self, blocks: BlockTable) -> int:
-        return (blocks.element_count + 7) // 8 + 2 * blocks.block_count
+    def sizes(self, elements: int, blocks: int, kept: int) -> tuple[int, ...]:
+        return (elements + 7) // 8, 2 * blocks
 
-    def encode(self, values: Float, blocks: BlockTable, out: Bytes) -> None:
-        packed_bytes = (blocks.element_count + 7) // 8
-        out[:packed_bytes] = np.packbits(values >= 0, bitorder="little")
-        if blocks.block_count:
-            sums = np.add.reduceat(np.abs(values), blocks.starts, dtype=np.float64)
-            means = np.minimum(sums / blocks.lengths, BF16_MAX).astype(np.float32)
-            out[packed_bytes:] = bf16_encode(means).view(np.uint8)
+    def encode(self, values: Float, blocks: BlockTable, streams: Streams, noise: Float | None = None) -> None:
+        streams[0][:] = np.packbits(values >= 0, bitorder="little")
+        streams[1][:] = bf16_encode(block_means(np.abs(values), blocks)).view(np.uint8)
 
-    def decode(self, payload: Bytes, blocks: BlockTable, out: Float) -> None:
-        packed_bytes = (blocks.element_count + 7) // 8
-        out[:] = np.repeat(bf16_decode(as_uint16(payload[packed_bytes:])), blocks.lengths)
-        negative = np.unpackbits(~payload[:packed_bytes], count=blocks.element_count, bitorder="little")
-        out.view(np.uint32)[:] ^= negative.astype(np.uint32) << np.uint32(31)
+    def decode(self, streams: Streams, blocks: BlockTable, out: Float) -> None:
+        negative = np.unpackbits(~streams[0], count=blocks.element_count, bitorder="little")
+        bits = out.view(np.uint32)
+        np.left_shift(negative, np.uint32(31), out=bits, dtype=np.uint32)
+        blocks.apply(np.bitwise_xor, bits, bf16_decode(as_uint16(streams[1])).view(np.uint32))
+
+    def residual(self, x: Float, blocks: BlockTable, streams: Streams, out: Float) -> bool:
+        """Encode x [n] and write x - decoded into `out`: with its own sign, |x| - scale. Uses x as its scratch.
+
+        Returns False, with x as it was, when a value may not be finite.
+        """
+        np.abs(x, out=out)
+        means = block_means(out, blocks)
+        if not means.max(initial=0) < LARGEST / self.max_block:
+            return False
+        x += np.float32(0)  # so that -0 has the sign of the bit that is sent for it
+        streams[0][:] = np.packbits(x >= 0, bitorder="little")
+        scale_bits = bf16_encode(means)
+        streams[1][:] = scale_bits.view(np.uint8)
+        blocks.apply(np.subtract, out, bf16_decode(scale_bits))
+        signs, bits = x.view(np.uint32), out.view(np.uint32)
+        signs &= np.uint32(0x80000000)
+        bits ^= signs
+        return True
 
 
 class IntegerCodec:
-    """Symmetric integers with the block's largest magnitude as the outermost level."""
+    """Symmetric integers with the block's largest magnitude as the outermost level.
+
+    q = round(x / scale), ties to even, or floor(x / scale + noise) with the scale rounded up; int4 is stored as q + 8.
+    """
 
     small_bytes = 2
+    dithers = True
+    nearly_exact = False
 
     def __init__(self, *, levels: int, bits: int, max_block: int) -> None:
         self.levels = levels
         self.bits = bits
         self.max_block = max_block
 
-    def payload_bytes(self, blocks: BlockTable) -> int:
-        return (blocks.element_count * self.bits + 7) // 8 + 2 * blocks.block_count
+    def sizes(self, elements: int, blocks: int, kept: int) -> tuple[int, ...]:
+        return (elements * self.bits + 7) // 8, 2 * blocks
 
-    def encode(self, values: Float, blocks: BlockTable, out: Bytes) -> None:
-        packed_bytes = (blocks.element_count * self.bits + 7) // 8
-        if not blocks.block_count:
-            return
-        largest = np.maximum.reduceat(np.abs(values), blocks.starts)
-        scale_bits = bf16_encode(np.minimum(largest / np.float32(self.levels), self.scale_limit()))
-        out[packed_bytes:] = scale_bits.view(np.uint8)
+    def encode(self, values: Float, blocks: BlockTable, streams: Streams, noise: Float | None = None) -> None:
+        quotient = np.abs(values)
+        largest = blocks.reduce(np.maximum, quotient)
+        wanted = np.minimum(largest / np.float32(self.levels), self.scale_limit())
+        scale_bits = bf16_encode(wanted) if noise is None else bf16_encode_up(wanted)
+        streams[1][:] = scale_bits.view(np.uint8)
         scales = bf16_decode(scale_bits)
-        divisor = np.repeat(np.where(scales > 0, scales, np.float32(1)), blocks.lengths)
-        quotient = np.divide(values, divisor, out=divisor)
-        np.rint(quotient, out=quotient)
+        quotient[:] = values
+        blocks.apply(np.divide, quotient, np.where(scales > 0, scales, np.float32(1)))
+        if noise is None:
+            np.rint(quotient, out=quotient)
+        else:
+            quotient += noise
+            np.floor(quotient, out=quotient)
         np.clip(quotient, -self.levels, self.levels, out=quotient)
-        out[:packed_bytes] = self._pack(quotient.astype(np.int8))
+        streams[0][:] = self._pack(quotient.astype(np.int8))
 
-    def decode(self, payload: Bytes, blocks: BlockTable, out: Float) -> None:
-        packed_bytes = (blocks.element_count * self.bits + 7) // 8
-        out[:] = np.repeat(bf16_decode(as_uint16(payload[packed_bytes:])), blocks.lengths)
+    def decode(self, streams: Streams, blocks: BlockTable, out: Float) -> None:
+        out[:] = self._unpack(streams[0], blocks.element_count)
         with np.errstate(over="ignore", invalid="ignore"):  # damaged scales; the caller looks for non-finite values
-            out *= self._unpack(payload[:packed_bytes], blocks.element_count)
+            blocks.apply(np.multiply, out, bf16_decode(as_uint16(streams[1])))
 
     def scale_limit(self) -> np.float32:
         """Scales stay below this, so that levels x scale is finite even after rounding the scale up to bfloat16."""
@@ -151,26 +182,23 @@ class IntegerCodec:
         return halves.reshape(-1)[:count].view(np.int8) - np.int8(8)
 
 
+_SAFE_SUM = 1e30
+
+
+def block_means(sizes: Float, blocks: BlockTable) -> Float:
+    """Means of magnitudes [n] over each block, fp32 [blocks], at most the largest bfloat16.
+
+    Sums are fp32 (in several lanes) where blocks are equally long and the sums far from the largest number, else fp64.
+    """
+    if blocks.uniform_length:
+        with np.errstate(over="ignore"):
+            sums = np.einsum("ij->i", sizes.reshape(-1, blocks.uniform_length))
+        if sums.max() < _SAFE_SUM:
+            return sums / np.float32(blocks.uniform_length)
+    exact = blocks.reduce(np.add, sizes, np.float64)
+    return np.minimum(exact / blocks.lengths, BF16_MAX).astype(np.float32)
+
+
 def as_uint16(payload: Bytes) -> NDArray[np.uint16]:
     """Little-endian pairs of bytes, whatever the alignment of the buffer."""
     return np.frombuffer(payload.tobytes(), "<u2")
-
-
-_CODECS: dict[str, ScalarCodec] = {
-    "none": NoneCodec(),
-    "bf16": Bf16Codec(),
-    "int8": IntegerCodec(levels=127, bits=8, max_block=256),
-    "int4": IntegerCodec(levels=7, bits=4, max_block=256),
-    "1-bit": OneBitCodec(),
-}
-CODEC_NAMES = tuple(_CODECS)
-
-
-def scalar_codec(name: str) -> ScalarCodec:
-    """The codec of that name. Raises CodecUnavailableError: full precision is never used silently instead."""
-    try:
-        return _CODECS[name]
-    except KeyError:
-        raise CodecUnavailableError(
-            f"there is no codec {name!r}", cause=f"known codecs: {', '.join(CODEC_NAMES)}", next="choose one of them"
-        ) from None

@@ -9,10 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ciuic.codec.finite import LARGEST, first_non_finite
 from ciuic.codec.payload import FragmentCodec, FragmentShape
 
-LARGEST = 2.0**100
-"""Magnitudes beyond this count as not finite: a few sums or one product of such values would be infinite."""
+__all__ = ["LARGEST", "NumpyVectors", "Vector", "VectorCodec", "Vectors", "first_non_finite"]
+
+ALIGNMENT = 64
+"""Bytes: whole cache lines can be written without reading them."""
 
 Vector = Any
 """An fp32 vector of the back end: numpy.ndarray or torch.Tensor, [n]."""
@@ -23,9 +26,15 @@ class VectorCodec(Protocol):
 
     payload_bytes: int
 
-    def encode(self, values: Vector) -> NDArray[np.uint8]: ...
+    def check_size(self, payload_bytes: int) -> None: ...
+
+    def encode(self, values: Vector, *, dither: int | None = None) -> NDArray[np.uint8]: ...
+
+    def compress(self, minus_d: Vector, e: Vector, e_next: Vector) -> tuple[NDArray[np.uint8], int | None]: ...
 
     def decode(self, payload: NDArray[np.uint8], out: Vector | None = None) -> Vector: ...
+
+    def accumulate(self, payload: NDArray[np.uint8], weight: np.float32, out: Vector) -> None: ...
 
 
 class Vectors(Protocol):
@@ -50,13 +59,15 @@ class NumpyVectors:
     """Vectors on the host."""
 
     def zeros(self, count: int) -> NDArray[np.float32]:
-        return np.zeros(count, np.float32)
+        return _aligned(np.zeros(4 * count + ALIGNMENT, np.uint8), count)
 
     def copy(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        return values.copy()
+        taken = _aligned(np.empty(4 * len(values) + ALIGNMENT, np.uint8), len(values))
+        taken[:] = values
+        return taken
 
     def from_host(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        return values.copy()
+        return self.copy(values)
 
     def to_host(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         return values
@@ -68,14 +79,7 @@ class NumpyVectors:
         return FragmentCodec(name, shape)
 
 
-def first_non_finite(values: NDArray[np.float32]) -> int | None:
-    """Index of the first infinity, NaN or value beyond LARGEST of [n], or None. The common case costs one dot product.
-
-    A finite sum of squares proves that all are below LARGEST; a larger sum is then looked at value by value.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(np.dot(values, values)):
-            return None
-        bad = ~(np.abs(values) <= LARGEST)
-    index = int(np.argmax(bad))
-    return index if bad[index] else None
+def _aligned(memory: NDArray[np.uint8], count: int) -> NDArray[np.float32]:
+    """fp32 [count] at a multiple of ALIGNMENT inside this memory."""
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + 4 * count].view(np.float32)

@@ -29,6 +29,7 @@ from ciuic.errors import ConflictError, UsageError
 from ciuic.hub.api_node import PUBLIC, NodeApi
 from ciuic.hub.api_operator import OperatorApi
 from ciuic.hub.api_run import RunApi
+from ciuic.hub.api_store import StoreApi
 from ciuic.hub.api_view import HubFacts, StateSource, ViewApi
 from ciuic.hub.auth import HubFiles, prepare_folder, prepare_operator
 from ciuic.hub.config import HubConfig
@@ -101,6 +102,7 @@ class HubServer:
         routes = [
             *NodeApi(self.desk, facts.version).routes(),
             *RunApi(self.desk).routes(),
+            *StoreApi(self.desk).routes(),
             *OperatorApi(self.desk, facts.url).routes(),
             *ViewApi(self.desk, source).routes(),
             *(page(self.desk, source) if page is not None else []),

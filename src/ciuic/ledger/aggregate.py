@@ -55,6 +55,8 @@ class Facts:
     """By push; None: its share of the round's tokens."""
     step: StepFacts | None = None
     """In `gradient` mode."""
+    payload: NDArray[np.uint8] | None = None
+    """Of the entry, when it is known: a replay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,7 @@ class Aggregator:
         self.use(codecs)
         self.base: Float = np.zeros(self.element_count, np.float32)
         self.residual: Float = np.zeros(self.element_count, np.float32)
+        self._scratch: Float = np.empty(self.element_count, np.float32)
         self.outer_state = outer.start(self.element_count)
         self._stepper = Stepper(layout, fragment) if layout.step is not None else None
         self.moments = self._stepper.start() if self._stepper else None
@@ -123,7 +126,9 @@ class Aggregator:
                 next="start this node's worker again with the job of the run",
             )
         self.check_counters(header.counters, f"the push of {header.node}")
-        self.check_finite(self._codec(header.codec).decode(push.payload), f"the push of {header.node}")
+        self.check_finite(
+            self._codec(header.codec).decode(push.payload, out=self._scratch), f"the push of {header.node}"
+        )
 
     def check_counters(self, counters: tuple[int, ...], what: str) -> None:
         """Raises LayoutMismatchError when `what` has another number of integer buffers."""
@@ -146,18 +151,12 @@ class Aggregator:
         pushes = sorted(pushes, key=lambda p: p.key)
         weights = self._weights(pushes, facts)
         mean = np.zeros(self.element_count, np.float32)
-        scratch = np.empty(self.element_count, np.float32)
         for push, weight in zip(pushes, weights, strict=True):
-            self._codec(push.header.codec).decode(push.payload, out=scratch)
-            scratch *= weight
-            mean += scratch
+            self._codec(push.header.codec).accumulate(push.payload, weight, mean)
         update, outer = self.outer.step(mean, self.outer_state, self.version + 1)
-        update += self.residual
         down = self._codec(facts.codec or self._entry_codec())
-        payload = down.encode(update, dither=self._dither())
-        down.decode(payload, out=scratch)
-        update -= scratch  # now the new residual
-        base, moments = self._move(scratch, update, facts)
+        payload, residual = self._pack(update, down, facts)
+        base, moments = self._move(payload, down, residual, facts)
         counters = tuple(
             max(column) for column in zip(self.counters, *(p.header.counters for p in pushes), strict=True)
         )
@@ -181,7 +180,7 @@ class Aggregator:
             why=facts.why,
         )
         return Candidate(
-            entry=Entry(header=header, payload=payload), base=base, residual=update, outer=outer, moments=moments
+            entry=Entry(header=header, payload=payload), base=base, residual=residual, outer=outer, moments=moments
         )
 
     def _entry_codec(self) -> str:
@@ -193,10 +192,33 @@ class Aggregator:
             return None
         return dither_seed("hub", self.version + 1, self.fragment)
 
-    def _move(self, entry: Float, residual: Float, facts: Facts) -> tuple[Float, StepState | None]:
+    def _pack(self, update: Float, codec: FragmentCodec, facts: Facts) -> tuple[NDArray[np.uint8], Float]:
+        """(payload, next residual); a replay gives the payload: another machine may round the last bit of a scale.
+
+        `update` is consumed.
+        """
+        given, dither = facts.payload, self._dither()
+        if given is None and dither is None:
+            np.negative(update, out=update)
+            residual = np.empty_like(update)
+            payload, bad = codec.compress(update, self.residual, residual)
+            if bad is None:
+                return payload, residual
+            np.negative(update, out=update)  # giants, but finite: each push was checked
+        update += self.residual
+        payload = codec.encode(update, dither=dither) if given is None else given
+        codec.accumulate(payload, np.float32(-1), update)
+        return payload, update
+
+    def _move(
+        self, payload: NDArray[np.uint8], codec: FragmentCodec, residual: Float, facts: Facts
+    ) -> tuple[Float, StepState | None]:
         """(next base, next moments); without feedback, or when the phase changes, the residual becomes 0."""
         if self._stepper is None or self.moments is None:
-            return self.base - entry, None
+            base = self.base.copy()
+            codec.accumulate(payload, np.float32(-1), base)
+            return base, None
+        entry = codec.decode(payload)
         if facts.step is None:
             raise ProtocolError("an entry of gradient mode needs a learning rate")
         if not self._stepper.rule.feedback or facts.step.next_phase != facts.step.phase:

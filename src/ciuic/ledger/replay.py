@@ -3,8 +3,6 @@
 import itertools
 from dataclasses import dataclass
 
-import numpy as np
-
 from ciuic.errors import FrameError, LedgerDamagedError
 from ciuic.ledger.aggregate import Aggregator, Facts
 from ciuic.ledger.entry import EntryHeader, Push, Snapshot, base_digest
@@ -32,6 +30,7 @@ def rebuild(aggregator: Aggregator, store: FragmentStore, run: str) -> Rebuilt:
     headers = [store.entry(version).header for version in range(1, store.version + 1)]
     _check_chain(headers, snapshot)
     for header in headers[snapshot.header.version :]:
+        entry = store.entry(header.version)
         pushes = [store.load_push((c.node, c.incarnation, c.sequence)) for c in header.contributors]
         facts = Facts(
             run=run,
@@ -42,10 +41,15 @@ def rebuild(aggregator: Aggregator, store: FragmentStore, run: str) -> Rebuilt:
             codec=header.codec,
             weights={(c.node, c.incarnation, c.sequence): c.weight for c in header.contributors},
             step=header.step,
+            payload=entry.payload,
         )
-        candidate = aggregator.close(pushes, header.rejected, facts)
-        payload = store.entry(header.version).payload
-        if candidate.entry.header != header or not np.array_equal(candidate.entry.payload, payload):
+        try:
+            candidate = aggregator.close(pushes, header.rejected, facts)
+        except FrameError as error:
+            raise LedgerDamagedError(
+                f"entry {header.version} does not come out of its pushes again", cause=error.message
+            ) from error
+        if candidate.entry.header != header:
             raise LedgerDamagedError(
                 f"entry {header.version} does not come out of its pushes again",
                 cause="a push or the snapshot changed on the disk, or another numpy rounds differently",

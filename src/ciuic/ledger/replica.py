@@ -22,6 +22,8 @@ from ciuic.ledger.entry import Entry, base_digest
 from ciuic.ledger.intervals import Range
 from ciuic.ledger.layout import Layout
 
+MINUS_ONE = np.float32(-1)
+
 
 @dataclass(kw_only=True)
 class InFlight:
@@ -62,6 +64,7 @@ class Replica:
         self._codecs: dict[str, VectorCodec] = {}
         self.base: Any = vectors.zeros(shape.element_count)
         self.e: Any = vectors.zeros(shape.element_count)
+        self._other_e: Any = vectors.zeros(shape.element_count)  # while a push is in flight: the residual before it
         self.F: Any = vectors.zeros(shape.element_count)
         self.version = 0
         self.digest = ""
@@ -78,7 +81,7 @@ class Replica:
     def load(self, base: NDArray[np.float32], version: int, counters: tuple[int, ...] = ()) -> Any:
         """Start from a base; returns theta (a copy of it). Residual and unmerged progress are gone."""
         self.base = self.vectors.from_host(base)
-        self.e, self.F = self.vectors.zeros(len(base)), self.vectors.zeros(len(base))
+        self.e, self._other_e, self.F = (self.vectors.zeros(len(base)) for _ in range(3))
         self.version, self.counters = version, counters
         self.digest = base_digest(base, counters)
         self.in_flight, self.progress, self._stepped = None, Progress(), False
@@ -97,21 +100,18 @@ class Replica:
         """
         if self.in_flight is not None or self.progress.tokens <= 0:
             raise ConflictError("there is nothing to push now", cause="a push is in flight, or no token was trained")
-        d = self.base - theta  # F = 0 here
-        y = d + self.e
-        bad = self.vectors.first_non_finite(y)
+        codec = self._codec(self.codec_up)
+        self.F[:] = theta
+        self.F -= self.base  # it was 0; now it is -d
+        payload, bad = codec.compress(self.F, self.e, self._other_e)
         if bad is not None:
+            self.F[:] = 0
             raise NonFiniteError(
                 f"training produced a non-finite value in {self.layout.name_at(self.fragment, bad)}",
                 cause="the loss diverged or overflowed on this node",
                 next="lower the learning rate or use bf16 instead of fp16; this node goes on from the base",
             )
-        codec = self._codec(self.codec_up)
-        payload = codec.encode(y)
-        y -= codec.decode(payload)
-        self.e = y
-        d *= -1
-        self.F = d
+        self.e, self._other_e = self._other_e, self.e
         sent, self.progress, self._stepped = self.progress, Progress(), False
         self.in_flight = InFlight(
             sequence=sequence,
@@ -139,12 +139,13 @@ class Replica:
         """
         header = entry.header
         check_next(self, entry)
-        step = self._codec(header.codec).decode(entry.payload)
+        codec = self._codec(header.codec)
+        codec.check_size(len(entry.payload))
         assign = not self._stepped and (self.in_flight is None or outcome == "merged")
         if not assign:
             theta -= self.base
             theta -= self.F
-        self.base -= step
+        codec.accumulate(entry.payload, MINUS_ONE, self.base)  # base -= decode(entry)
         if self.in_flight is not None and outcome != "absent":
             self._settle(merged=outcome == "merged", p=theta)
         if assign:
@@ -169,8 +170,7 @@ class Replica:
         if not merged:
             if p is not None:
                 p += self.F
-            self.e += self._codec(flight.codec).decode(flight.payload)
-            self.e += self.F  # e before the push = e_after + q - d
+            self.e, self._other_e = self._other_e, self.e  # as it was before the push
             again = Progress()
             again.add(flight.tokens, flight.ranges)
             again.add(self.progress.tokens, self.progress.ranges)

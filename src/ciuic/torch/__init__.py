@@ -6,6 +6,27 @@ if __name__ == "torch":  # `import torch` found this folder: Python was started 
         "start it in another folder, or as `python -P -m ...`"
     )
 
+from ciuic.train.ddp import DdpCompression, LinkSpeed, compress_ddp, merge_ddp_states
+from ciuic.train.lr import DistributedCosineLR
+from ciuic.train.optimizers import muon_adamw
+from ciuic.train.rendezvous import World, reform, register, waiting
 from ciuic.train.session import Run, join
+from ciuic.train.two_syncs import DoubleSyncWatch, watch_double_sync
 
-__all__ = ["Run", "join"]
+__all__ = [
+    "DdpCompression",
+    "DistributedCosineLR",
+    "DoubleSyncWatch",
+    "LinkSpeed",
+    "Run",
+    "World",
+    "compress_ddp",
+    "join",
+    "merge_ddp_states",
+    "muon_adamw",
+    "reform",
+    "waiting",
+    "watch_double_sync",
+]
+
+register()  # ciuic:// for torch.distributed

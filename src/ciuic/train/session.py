@@ -20,18 +20,33 @@ from torch.utils.data import DataLoader
 from ciuic.errors import CiuicError, TrainingLoopError
 from ciuic.job import Job
 from ciuic.ledger.intervals import Range
-from ciuic.train.engine import DataFacts, Engine
-from ciuic.train.gang import Decision, Gang
+from ciuic.train import rendezvous
+from ciuic.train.current import set_current_run
+from ciuic.train.engine import Engine
+from ciuic.train.entrance import DataFacts
+from ciuic.train.gang import Decision, Gang, Order
+from ciuic.train.gradient_engine import GradientEngine
+from ciuic.train.gradients import GradientTap, stepping_layout
 from ciuic.train.loader import LeasedLoader, LeaseSource, check_loader, dataset_samples, to_numbers
 from ciuic.train.meter import Meter
+from ciuic.train.own_program import tell_errors_plainly
 from ciuic.train.runfile import DRAINED, RunFile, read_run_file
+from ciuic.train.sharded_state import ShardedState, make_state
+from ciuic.train.sharding import is_sharded, reshard, shard_model
 from ciuic.train.state import ModelState
+from ciuic.train.two_syncs import check_not_synchronised
 
 _log = logging.getLogger("ciuic.train")
 
 
 def join() -> "Run":
-    """This process's place in the run that its agent started. Raises NotInRunError elsewhere."""
+    """This process's place in the run that its agent started. Raises NotInRunError elsewhere.
+
+    From then on a CiuicError that the program does not catch is told as error, cause and next, with its exit code,
+    and torch.distributed knows ciuic://.
+    """
+    tell_errors_plainly()
+    rendezvous.register()
     return Run(read_run_file())
 
 
@@ -53,6 +68,7 @@ class Run:
         self._state: ModelState | None = None
         self._optimizer: Optimizer | None = None
         self._wrapped: nn.Module | None = None
+        self._tap: GradientTap | None = None
         self._evaluate: Callable[[], tuple[float, int]] | None = None
         self._taken: list[tuple[list[Range], int]] = []
         self._batch_of_node = 1
@@ -69,36 +85,67 @@ class Run:
     ) -> tuple[nn.Module, Optimizer, LeasedLoader]:
         """Synchronise a model (already on `run.device`), its optimizer and a DataLoader over a map-style data set.
 
-        Returns the model (in DistributedDataParallel when the node has several ranks), the same optimizer, and a
-        loader of leased samples that ends when the whole run is complete. `loader.batch_size` is per rank.
+        Returns the model (in DistributedDataParallel when the node has several ranks, unless it is sharded by
+        FSDP2 or the job says `nodes.sharding = "fsdp2"`), the same optimizer, and a loader of leased samples that
+        ends when the whole run is complete. `loader.batch_size` is per rank.
         """
         if self._state is not None:
             raise TrainingLoopError("run.prepare was called twice", next="prepare one model, once")
+        check_not_synchronised(model)
         loader = check_loader(loader)
+        reshard(model)
         _check_optimizer(model, optimizer)
-        where = self.device if next(model.parameters()).device.type == "cuda" else torch.device("cpu")
-        self._state, self._optimizer = ModelState(model, where), optimizer
+        if self.job.nodes.sharding == "fsdp2" and self.world_size > 1 and not is_sharded(model):
+            shard_model(model, optimizer, next(model.parameters()).device.type)
+        self._state = make_state(model, self.device, self._gang, self.job.sync.fragments)
+        self._optimizer = optimizer
+        if self.job.sync.send == "gradient":
+            if self._state.is_sharded:
+                raise TrainingLoopError(
+                    'sync.send = "gradient" does not work with a sharded model',
+                    cause="no rank has the whole gradients that would be sent",
+                    next='leave out nodes.sharding and fully_shard, or use sync.send = "pseudo_gradient"',
+                )
+            self._tap_gradients(model, optimizer)
         self._batch_of_node = int(loader.batch_size or 1) * self.world_size
         self._install_drain()
         atexit.register(self._close_at_exit)
+        set_current_run(self)
         if self.rank == 0:
             self._attach(loader, data_digest)
-        self._progress = self._gang.decision(Decision(progress=self._progress)).progress  # all wait for rank 0
-        model = self._gang.wrap(model, self.device)  # also gives every rank rank 0's parameters
+        self._follow("again", changed=self._state.is_sharded)  # all wait for rank 0
+        model = self._gang.wrap(model, self.device)  # DDP also gives every rank rank 0's parameters
         self._wrapped = model
         optimizer.register_step_post_hook(lambda *_: self._after_step())
         source = LeaseSource(take=self._take, wait=self._wait_for_work, took=self._took, finish=self._finish)
         place, seed = (self.rank, self.world_size), self.job.train.seed
         return model, optimizer, LeasedLoader(loader, source, place=place, seed=seed)
 
+    def _tap_gradients(self, model: nn.Module, optimizer: Optimizer) -> None:
+        if self._state is None:
+            raise TrainingLoopError("run.prepare has not been called")
+        self._state.layout = stepping_layout(self._state.layout, self.job, model, optimizer)
+        self._tap = tap = GradientTap(model, self._state)
+
+        def before_step(*_: object) -> None:
+            if not self._taken:
+                return
+            tap.take()
+            if isinstance(self._engine, GradientEngine):
+                self._engine.lr = float(optimizer.param_groups[0]["lr"])
+
+        optimizer.register_step_pre_hook(before_step)
+
     def on_evaluate(self, evaluate: Callable[[], tuple[float, int]]) -> None:
         """Register what returns (mean held-out loss, samples), before or after `prepare`.
 
-        It is called on rank 0 only, without gradients, with the base loaded in the model.
+        It is called without gradients, with the base loaded in the model: on rank 0 only, or, when the model is
+        sharded, on all ranks at once (a forward pass needs them all). Register it on every rank, and let it run the
+        same batches on each; rank 0's result counts.
         """
         self._evaluate = evaluate
         if self._engine is not None:
-            self._engine.evaluate = self._evaluate_alone
+            self._engine.evaluate = self._evaluate_base
 
     def record(self, loss: "Tensor | float") -> None:
         """Tell the latest training loss (for status and the live page)."""
@@ -134,14 +181,15 @@ class Run:
         facts = DataFacts(samples=dataset_samples(loader), digest=data_digest, samples_per_step=self._batch_of_node)
         if self._state is None:
             raise TrainingLoopError("run.prepare has not been called")
-        engine = Engine(
-            info=self._info,
-            state=self._state,
-            meter=self._meter,
-            data=facts,
-            connect=self._info.connect,
-            evaluate=self._evaluate_alone if self._evaluate else None,
-        )
+        parts: dict[str, Any] = {
+            "info": self._info,
+            "state": self._state,
+            "meter": self._meter,
+            "data": facts,
+            "connect": self._info.connect,
+            "evaluate": self._evaluate_base if self._evaluate else None,
+        }
+        engine = Engine(**parts) if self._tap is None else GradientEngine(**parts, tap=self._tap)
         self._attaching = True
         engine.attach()
         self._attaching = False
@@ -161,10 +209,12 @@ class Run:
             self._follow("again", changed)
         self._meter.boundary()
 
-    def _evaluate_alone(self) -> tuple[float, int]:
-        """The program's evaluation on rank 0, where the other ranks do not follow."""
+    def _evaluate_base(self) -> tuple[float, int]:
+        """The program's evaluation: on rank 0, where the other ranks do not follow, or on all for a sharded model."""
         if self._evaluate is None:
             return float("nan"), 0
+        if self._state is not None and self._state.is_sharded:
+            self._gang.order(Order(task="evaluate"))
         wrapped = self._wrapped
         if isinstance(wrapped, nn.parallel.DistributedDataParallel):
             wrapped.require_forward_param_sync = False  # else its forward waits for the other ranks' buffers
@@ -190,17 +240,27 @@ class Run:
         if engine is not None:
             void, engine.moments_are_void = engine.moments_are_void, False
             progress = engine.progress
-        decision = self._gang.decision(Decision(status=status, changed=changed, void_moments=void, progress=progress))
+        mine = Decision(status=status, changed=changed, void_moments=void, progress=progress)
+        decision = self._gang.decision(mine, self._obey)
         if decision.changed and self._state is not None and self.world_size > 1:
-            self._gang.share(self._state.flat)
+            if not self._state.is_sharded:
+                if self.rank == 0:
+                    self._state.gather()  # also what no entry has changed
+                self._gang.share(self._state.flat)
             counters = self._gang.numbers(torch.tensor(self._state.counters(), dtype=torch.int64))
             if self.rank:
-                self._state.scatter()
+                if not self._state.is_sharded:
+                    self._state.scatter()
                 self._state.raise_counters(tuple(counters.tolist()))
         if decision.void_moments and self._optimizer is not None:
             self._optimizer.state.clear()
         self._progress = decision.progress
         return decision.status
+
+    def _obey(self, order: Order) -> None:
+        """On the other ranks: what rank 0 needs all for, on the way to its decision."""
+        if isinstance(self._state, ShardedState):
+            self._state.obey(order, evaluate=self._evaluate)
 
     def _take(self) -> Tensor:
         """Sample numbers of the next batch of this node; none: nothing is leased now (or it drains)."""
@@ -236,6 +296,8 @@ class Run:
         if engine is not None:
             engine.finish()
             self.drained = not engine.leases.is_complete
+        if self._state is not None and self._state.is_sharded:
+            self._gang.decision(Decision(status="end"), self._obey)  # the last evaluation needs all ranks
 
     def _install_drain(self) -> None:
         """SIGTERM: finish the step, push, leave. A second one ends the process."""
@@ -263,6 +325,6 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     if not any(id(p) in known for p in held):
         raise TrainingLoopError(
             "the optimizer holds none of the model's parameters",
-            cause="it was made for another model, or before the model was moved or wrapped",
+            cause="it was made for another model, or before the model was moved, wrapped or sharded",
             next="make the optimizer from the model that you give to run.prepare",
         )

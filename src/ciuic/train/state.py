@@ -1,88 +1,82 @@
-"""Between a torch model and the ledger's flat vectors: the layout of a model, gather, scatter."""
+"""Between a torch model and the ledger's flat vectors: gather, scatter."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import xxhash
 from torch import Tensor, nn
 
 from ciuic.codec import NumpyVectors, Vectors
-from ciuic.errors import ModelError
-from ciuic.ledger.layout import MAX_COUNTERS, Layout, make_layout, section_of
-from ciuic.ledger.layout import Tensor as Spec
+from ciuic.ledger.layout import Layout
+from ciuic.train.tensors import model_layout
 from ciuic.train.torch_codec import TorchVectors
-
-_ROUTER = re.compile(r"(^|\.)(router|gate)\.weight$")
-_EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 
 
 class ModelState:
     """The tensors of a model that training changes, in the ledger's order, and one flat vector `theta` for them.
 
-    Trainable parameters, persistent floating-point buffers (BatchNorm statistics, expert biases) and integer
-    buffers (counters). Frozen parameters are not sent: every node loads them itself. Tied parameters count once.
+    theta is fragment after fragment; `theta_of` is the part of one. Which tensors: see `model_layout`.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        """`device`: where the flat vectors live; the host, or the model's own device."""
-        tensors = dict(_tensors(model))
-        if not any(spec.trainable for spec, _ in tensors.values()):
-            raise ModelError("the model has no trainable parameter", next="unfreeze what should be trained")
-        self.layout: Layout = make_layout([spec for spec, _ in tensors.values()])
+    is_sharded = False
+    """Whether gather, scatter and a forward pass need every rank of the node (see `ShardedState`)."""
+
+    def __init__(self, model: nn.Module, device: torch.device, fragments: int = 1) -> None:
+        """`device`: where the flat vectors live; the host, or the model's own device. Raises ModelError."""
+        self.layout: Layout
+        self.layout, tensors = model_layout(model, fragments)
         self.device = device
         self.vectors: Vectors = NumpyVectors() if device.type == "cpu" else TorchVectors(device)
-        members = [tensors[spec.name][1] for spec in self.layout.of_fragment(0)]
-        self._counters = [tensors[spec.name][1] for spec in self.layout.counters()]
-        self._live = [tensor.detach() for tensor in members]
-        self.frozen_digest = _frozen_digest(model)
-        self._flat = torch.empty(sum(t.numel() for t in members), dtype=torch.float32, device=device)
-        self._views = list(_views(self._flat, self._live))
-        pairs = list(zip(self._views, self._live, strict=True))
-        self._exact_views = [view for view, live in pairs if live.dtype == torch.float32]
-        self._exact = [live for live in self._live if live.dtype == torch.float32]
-        self._masters = [view for view, live in pairs if live.dtype != torch.float32]
-        self._rounded = [live for live in self._live if live.dtype != torch.float32]
-        self._last = [live.clone() for live in self._rounded]
+        members = [[tensors[spec.name].detach() for spec in self.layout.of_fragment(f)] for f in range(fragments)]
+        counts = [sum(tensor.numel() for tensor in part) for part in members]
+        self._live = [tensor for part in members for tensor in part]
+        self._counters = [tensors[spec.name] for spec in self.layout.counters()]
+        self.frozen_digest = self._digest_of_frozen(model)
+        self._flat = self._vector(sum(counts))
+        self._parts: list[Part] = []
         with torch.no_grad():
-            for view, live in pairs:
-                view.copy_(live)
+            for part, flat in zip(members, self._flat.split(counts), strict=True):
+                self._parts.append(self._part(flat, list(views_of(flat, part)), part))
 
     @property
     def theta(self) -> Any:
         """The flat vector [element_count] of the back end; shares memory with what gather and scatter use."""
         return self._flat.numpy() if self.device.type == "cpu" else self._flat
 
-    @torch.no_grad()
-    def gather(self) -> Any:
-        """Model -> theta. A tensor of lower precision moves its fp32 master by what the training changed in it."""
-        if self._exact:
-            torch._foreach_copy_(self._exact_views, self._exact)
-        for master, live, last in zip(self._masters, self._rounded, self._last, strict=True):
-            master += live.to(torch.float32) - last.to(torch.float32)
-            last.copy_(live)
-        return self.theta
+    def theta_of(self, fragment: int) -> Any:
+        """The part of theta of one fragment (a view)."""
+        flat = self._parts[fragment].flat
+        return flat.numpy() if self.device.type == "cpu" else flat
 
     @torch.no_grad()
-    def scatter(self) -> None:
-        """theta -> model."""
-        torch._foreach_copy_(self._live, self._views)
-        if self._last:
-            torch._foreach_copy_(self._last, self._rounded)
+    def gather(self, fragment: int | None = None) -> Any:
+        """Model -> theta (all of it, or one fragment), which is returned.
+
+        A tensor of lower precision moves its fp32 master by what the training changed in it.
+        """
+        for part in self._chosen(fragment):
+            part.gather()
+        return self.theta if fragment is None else self.theta_of(fragment)
+
+    @torch.no_grad()
+    def scatter(self, fragment: int | None = None) -> None:
+        """theta -> model (all of it, or one fragment)."""
+        for part in self._chosen(fragment):
+            part.scatter()
 
     @contextmanager
     def holding(self, values: Any) -> Iterator[None]:
-        """The model holds these values [element_count] meanwhile, then theta again (which must be up to date)."""
-        saved = self._flat.clone()
-        self.theta[:] = values
-        self.scatter()
+        """The model holds these values [element_count] meanwhile, then its own again. theta is left alone."""
+        saved = [live.clone() for live in self._live]
+        with torch.no_grad():
+            torch._foreach_copy_(self._live, list(views_of(torch.as_tensor(values), self._live)))
         try:
             yield
         finally:
-            self._flat.copy_(saved)
-            self.scatter()
+            with torch.no_grad():
+                torch._foreach_copy_(self._live, saved)
 
     @property
     def flat(self) -> Tensor:
@@ -103,49 +97,73 @@ class ModelState:
             tensor.copy_(torch.maximum(tensor, new.view(tensor.shape)))
             place += count
 
+    # ---- what a sharded model does in another way
 
-def _frozen_digest(model: nn.Module) -> str:
-    """Hex digest (xxh3) of the parameters that are not trained; "" when all are."""
-    digest, any_frozen = xxhash.xxh3_128(), False
-    for name, parameter in sorted(model.named_parameters()):
-        if not parameter.requires_grad:
-            any_frozen = True
-            digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-            digest.update(parameter.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest() if any_frozen else ""
+    def _vector(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=torch.float32, device=self.device)
+
+    def _part(self, flat: Tensor, views: list[Tensor], live: list[Tensor]) -> "Part":
+        torch._foreach_copy_(views, live)
+        return HeldPart(flat, views, live)
+
+    def _digest_of_frozen(self, model: nn.Module) -> str:
+        """Hex digest (xxh3) of the parameters that are not trained; "" when all are."""
+        digest, any_frozen = xxhash.xxh3_128(), False
+        for name, parameter in sorted(model.named_parameters()):
+            if not parameter.requires_grad:
+                any_frozen = True
+                digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+                whole = self._whole(parameter.detach()).cpu().reshape(-1).contiguous()
+                digest.update(whole.view(torch.uint8).numpy().data)
+        return digest.hexdigest() if any_frozen else ""
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def _chosen(self, fragment: int | None) -> "list[Part]":
+        return self._parts if fragment is None else [self._parts[fragment]]
 
 
-def _views(flat: Tensor, tensors: list[Tensor]) -> Iterator[Tensor]:
+class Part(Protocol):
+    """The tensors of one fragment, beside their places in the flat vector."""
+
+    flat: Tensor
+
+    def gather(self) -> None:
+        """Tensors -> flat vector."""
+
+    def scatter(self) -> None:
+        """Flat vector -> tensors."""
+
+
+class HeldPart:
+    """A fragment whose tensors this process has."""
+
+    def __init__(self, flat: Tensor, views: list[Tensor], live: list[Tensor]) -> None:
+        self.flat, self.views, self.live = flat, views, live
+        pairs = list(zip(views, live, strict=True))
+        self._exact_views = [view for view, live in pairs if live.dtype == torch.float32]
+        self._exact = [live for live in live if live.dtype == torch.float32]
+        self._masters = [view for view, live in pairs if live.dtype != torch.float32]
+        self._rounded = [live for live in live if live.dtype != torch.float32]
+        self._last = [live.clone() for live in self._rounded]
+
+    def gather(self) -> None:
+        if self._exact:
+            torch._foreach_copy_(self._exact_views, self._exact)
+        for master, live, last in zip(self._masters, self._rounded, self._last, strict=True):
+            master += live.to(torch.float32) - last.to(torch.float32)
+            last.copy_(live)
+
+    def scatter(self) -> None:
+        torch._foreach_copy_(self.live, self.views)
+        if self._last:
+            torch._foreach_copy_(self._last, self._rounded)
+
+
+def views_of(flat: Tensor, tensors: list[Tensor]) -> Iterator[Tensor]:
+    """The places [shape of each tensor] of these tensors in a flat vector that holds them one after the other."""
     place = 0
     for tensor in tensors:
         yield flat[place : place + tensor.numel()].view(tensor.shape)
         place += tensor.numel()
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, tuple[Spec, Tensor]]]:
-    embeddings = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.numel():
-            section = section_of(parameter.shape, is_router=_ROUTER.search(name) is not None)
-            rows = id(parameter) in embeddings or (parameter.dim() >= 3 and _EXPERTS.search(name) is not None)
-            yield name, (_spec(name, parameter, section, rows), parameter)
-    persistent = model.state_dict(keep_vars=True).keys()
-    integers = 0
-    for name, buffer in model.named_buffers():
-        if name not in persistent or buffer.numel() == 0 or buffer.dtype == torch.bool or buffer.is_complex():
-            continue
-        if buffer.is_floating_point():
-            yield name, (_spec(name, buffer, "buffer"), buffer)
-        elif (integers := integers + buffer.numel()) <= MAX_COUNTERS:
-            yield name, (_spec(name, buffer, "counter"), buffer)
-
-
-def _spec(name: str, tensor: Tensor, section: Any, row_aligned: bool = False) -> Spec:
-    return Spec(
-        name=name,
-        shape=tuple(tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        section=section,
-        trainable=section in ("coded", "small"),
-        row_aligned=row_aligned,
-    )

@@ -23,12 +23,15 @@ from ciuic.train.amp import autocast, make_scaler, scaled_step
 from ciuic.train.balance import ExpertBalancer
 from ciuic.train.dataset import TrainingData, load_data
 from ciuic.train.evaluate import held_out_loss
+from ciuic.train.lr import DistributedConstantLR, DistributedCosineLR
 from ciuic.train.models import build_model
+from ciuic.train.optimizers import build_optimizer
 from ciuic.train.samples import IGNORED, Sample
-from ciuic.train.schedule import join_ramp, scheduled_factor
 from ciuic.units import format_count
 
 PROGRESS_EVERY_S = 5.0
+OVERFLOW_TRIES = 8
+"""So often a step is made again, each time with half the scale."""
 _log = logging.getLogger("ciuic.train")
 
 
@@ -70,6 +73,7 @@ def train(run: TrainingRun) -> None:
         _log.info("model of %s parameters, %s", format_count(parameters), _describe(data))
     balancer = ExpertBalancer(model, run.job.optim.expert_bias_rate) if run.job.optim.expert_bias_rate > 0 else None
     optimizer = build_optimizer(run.job, model)
+    schedule = make_schedule(run, optimizer)
     # a batch is a whole optimizer step: between two steps the loader may wait for work, within one it must not
     step_samples = run.job.optim.batch_size * run.job.optim.gradient_accumulation
     loader = DataLoader(data.train, batch_size=step_samples, shuffle=False)
@@ -78,7 +82,9 @@ def train(run: TrainingRun) -> None:
         run.on_evaluate(lambda: held_out_loss(model, held_out, run.job.optim.batch_size, run.device))
     prepared, optimizer, loader = run.prepare(model, optimizer, loader, data_digest=data.digest)
     scaler = make_scaler(run.job.optim.amp, run.device)
-    _Loop(run=run, model=prepared, optimizer=optimizer, balancer=balancer, scaler=scaler).train(loader)
+    _Loop(run=run, model=prepared, optimizer=optimizer, schedule=schedule, balancer=balancer, scaler=scaler).train(
+        loader
+    )
 
 
 def resolve_entry(entry: str) -> Callable[[TrainingRun], object]:
@@ -98,14 +104,11 @@ def resolve_entry(entry: str) -> Callable[[TrainingRun], object]:
     return function
 
 
-def build_optimizer(job: Job, model: nn.Module) -> torch.optim.AdamW:
-    """AdamW; one-dimensional parameters (norms, biases) are not decayed."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": job.optim.weight_decay},
-        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=job.optim.lr, betas=job.optim.betas)
+def make_schedule(run: TrainingRun, optimizer: torch.optim.Optimizer) -> DistributedCosineLR:
+    """The rate of the job's [optim], by the progress of the run."""
+    optim = run.job.optim
+    kind = DistributedConstantLR if optim.schedule == "constant" else DistributedCosineLR
+    return kind(optimizer, optim.warmup, 1.0, run=run, min_lr_ratio=optim.min_lr_ratio)
 
 
 def _describe(data: TrainingData) -> str:
@@ -120,6 +123,7 @@ class _Loop:
     run: TrainingRun
     model: nn.Module
     optimizer: Any
+    schedule: DistributedCosineLR
     balancer: ExpertBalancer | None
     scaler: GradScaler
     step: int = 0
@@ -130,15 +134,31 @@ class _Loop:
         """One optimizer step per batch of the loader, until it ends."""
         self.model.train()
         for batch in loader:
-            self._set_learning_rate()
-            self._backward(batch)
-            self._finish_step()
+            self._step(batch)
+            self.step += 1
+            self.schedule.step()
+            self._tell()
 
-    def _set_learning_rate(self) -> None:
-        optim = self.run.job.optim
-        factor = scheduled_factor(optim.schedule, self.run.progress, optim.warmup) * join_ramp(self.step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = optim.lr * factor
+    def _step(self, batch: Sample) -> None:
+        """One optimizer step on the batch.
+
+        When scaled fp16 gradients overflow, the scaler leaves the step out and lowers its scale: then again, so that
+        every sample is trained. All ranks see the same overflow. When even that fails, the loss itself is not finite;
+        the batch is given up and the scale goes back.
+        """
+        scale, moved = self.scaler.get_scale(), False
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for _ in range(OVERFLOW_TRIES):
+            self._backward(batch)
+            moved = scaled_step(self.optimizer, self.scaler, self.run.job.optim.clip, parameters)
+            self.optimizer.zero_grad()
+            if moved:
+                break
+        if not moved:
+            self.scaler.update(scale / 2)
+            _log.warning("step %d was left out: its loss or gradient is not finite", self.step + 1)
+        if self.balancer is not None:
+            self.balancer.step()
 
     def _backward(self, batch: Sample) -> None:
         """Gradient of the mean loss per predicted token of the batch, `optim.batch_size` samples at a time.
@@ -157,13 +177,7 @@ class _Loop:
             self.progress_line.add(loss.detach(), tokens)
         self.run.record(loss)
 
-    def _finish_step(self) -> None:
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        scaled_step(self.optimizer, self.scaler, self.run.job.optim.clip, parameters)
-        self.optimizer.zero_grad()
-        if self.balancer is not None:
-            self.balancer.step()
-        self.step += 1
+    def _tell(self) -> None:
         if self.run.rank == 0 and self.progress_line.due():
             learning_rate = self.optimizer.param_groups[0]["lr"]
             _log.info("%s", self.progress_line.render(self.step, learning_rate, self.run.progress))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset
 
 VOCABULARY = 64
@@ -96,9 +97,10 @@ def held_out_loss(model: nn.Module, data: TinyData) -> float:
 
 
 def digest(model: nn.Module) -> str:
-    """Of every parameter and buffer, in their own order."""
+    """Of every parameter and buffer, in their own order. All ranks together, where the model is sharded."""
     total = hashlib.sha256()
-    for tensor in model.state_dict().values():
+    for value in model.state_dict().values():
+        tensor = value.full_tensor() if isinstance(value, DTensor) else value
         total.update(tensor.detach().cpu().numpy().tobytes())
     return total.hexdigest()
 
