@@ -19,6 +19,7 @@ import structlog
 
 from ciuic.errors import CiuicError, LedgerDamagedError, StorageError
 from ciuic.hub.auth import serial_of
+from ciuic.hub.choosing import Chooser
 from ciuic.hub.checks import check_beat, check_fields, check_log_lines, free_name, new_run, node_stem
 from ciuic.hub.config import HubConfig
 from ciuic.hub.events import ANYTHING, EVENTS, Board, logs_topic, node_topic, run_topic
@@ -102,6 +103,7 @@ class Hub:
         self._lock = threading.RLock()
         self._pending = Effects()
         self._complaints: dict[str, str] = {}
+        self._chooser = Chooser()
         self._strays: dict[tuple[str, str], float] = {}
         """Since when a ledger has counted on a node that is not in the run."""
         self._errands = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hub-errands")
@@ -277,6 +279,7 @@ class Hub:
             ledger = self.ledger(run_id)
             self._reconcile(run_id, ledger, after_s=STRAY_S)
             wait_s = ledger.tick()
+            self._choose(run_id, ledger)
             if ledger.finished:
                 self._finish(run_id)
             self._complaints.pop(run_id, None)
@@ -288,6 +291,17 @@ class Hub:
             if self.run(run_id).state in ("running", "stopping"):
                 self._complain("a ledger cannot go on; trying again", error, run_id)
         return 1.0
+
+    def _choose(self, run_id: str, ledger: Ledger) -> None:
+        """Where the job says "auto", settings follow what is measured."""
+        if ledger.layout is None or not self._chooser.is_due(run_id, self._clocks.mono_s()):
+            return
+        with self._lock:
+            measured = {name: node.measured for name, node in self._state.nodes.items()}
+        job, nodes = parse_job(self.run(run_id).job), ledger.info(full=False)["nodes"]
+        better = self._chooser.choose(job, ledger.layout, ledger.settings, nodes, measured)
+        if better is not None:
+            ledger.switch(better)
 
     def stop(self) -> None:
         """Close what is open; the runs go on with the next start."""

@@ -5,9 +5,8 @@ from ciuic.errors import UsageError
 from ciuic.job import LARGEST_COUNT, Job
 from ciuic.ledger.settings import Settings
 from ciuic.net.messages import SyncRequest
+from ciuic.plan.settings import default_settings, wishes_of
 
-DEFAULT_CODEC = "1-bit"
-DEFAULT_INTERVAL = 8
 UP_ONLY = ("topk",)
 """Codecs that entries cannot have: what they drop of the mean would never reach the nodes in time."""
 
@@ -15,16 +14,13 @@ UP_ONLY = ("topk",)
 def settings_of(job: Job) -> Settings:
     """The settings that a run starts with, before anything was measured."""
     sync = job.sync
-    gradients = sync.send == "gradient"
-    codec = "int4" if gradients else DEFAULT_CODEC
-    interval = 1 if gradients else DEFAULT_INTERVAL if sync.interval == "auto" else sync.interval
-    wishes = (sync.interval, sync.codec_up, sync.codec_down)
+    found = default_settings(wishes_of(sync))
     return Settings(
         policy=sync.policy,
-        interval=interval,
-        codec_up=codec if sync.codec_up == "auto" else sync.codec_up,
-        codec_down=codec if sync.codec_down == "auto" else sync.codec_down,
-        why="default" if "auto" in wishes else "job",
+        interval=found.interval,
+        codec_up=found.codec_up,
+        codec_down=found.codec_down,
+        why=found.why,
     )
 
 
@@ -36,6 +32,7 @@ def changed(settings: Settings, request: SyncRequest, by: str) -> Settings:
         codec_up=request.codec_up or settings.codec_up,
         codec_down=request.codec_down or settings.codec_down,
         why=f"changed by {by}",
+        by_hand=True,
     )
     _check_codec(wanted.codec_up, CODEC_NAMES)
     _check_codec(wanted.codec_down, tuple(name for name in CODEC_NAMES if name not in UP_ONLY))

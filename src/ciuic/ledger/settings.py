@@ -15,6 +15,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     codec_down: str = "1-bit"
     why: str = ""
     """Where they come from, for people: the job, measured facts, an operator."""
+    by_hand: bool = False
+    """An operator gave them: nothing is chosen over them."""
 
     def describe(self) -> str:
         """One line."""
