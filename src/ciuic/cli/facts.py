@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from ciuic import __version__
+from ciuic.codec.native import describe_back_end
 from ciuic.net.probe import usable_cpus
 
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "pydantic", "msgspec", "cryptography", "starlette", "uvicorn")
@@ -26,7 +27,7 @@ def environment(home: Path) -> dict[str, str]:
         "cores": f"{usable_cpus()} usable of {os.cpu_count()}",
         "memory": f"{memory.total / 1e9:.1f} GB, {memory.available / 1e9:.1f} GB free",
         "cuda": gpus() or "no (nvidia-smi finds no GPU)",
-        "codec": "numpy fallback",
+        "codec": describe_back_end(),
         "CIUIC_HOME": str(home),
     }
     return {**facts, **{name: package_version(name) or "not installed" for name in PACKAGES}}

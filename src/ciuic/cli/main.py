@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from ciuic import __version__
-from ciuic.cli import bench, follow, hub, local, node, runs
+from ciuic.cli import bench, follow, hub, local, node, plan, runs
 from ciuic.cli.output import print_error, print_line
 from ciuic.errors import CiuicError, UsageError
 
@@ -42,6 +42,7 @@ COMMANDS: dict[str, typer.Typer | Callable[..., object]] = {
     "hub": hub.app,
     "node": node.app,
     "nodes": node.nodes,
+    "plan": plan.plan,
     "run": runs.run,
     "ps": runs.ps,
     "status": runs.status,

@@ -37,6 +37,11 @@ class Hand:
             )
 
     @property
+    def guard_pid(self) -> int:
+        """Process id of its guard; the program is the guard's child."""
+        return self._guard.pid
+
+    @property
     def exit_code(self) -> int | None:
         """None while it runs."""
         return self._guard.poll()
@@ -82,8 +87,10 @@ class Hand:
 class Crew:
     """All of them. Leaving the `with` block stops what still runs, the last started first."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, *, owner: str = "demo") -> None:
+        """`owner`: whose processes they are, for error messages."""
         logs.mkdir(parents=True, exist_ok=True)
+        self._owner = owner
         self._logs = logs
         self._hands: dict[str, Hand] = {}
 
@@ -98,7 +105,10 @@ class Crew:
 
     def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Hand:
         """Run `ciuic ARGUMENTS`. A killed one may be started again and continues its log."""
-        command = [sys.executable, *CLI, *arguments]
+        return self.run(name, [sys.executable, *CLI, *arguments], environment)
+
+    def run(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Hand:
+        """Run any command, for example in a namespace (`ciuic.lab.switch_sites`)."""
         hand = Hand(name, command, log=self._logs / f"{name}.log", environment=environment)
         self._hands[name] = hand
         return hand
@@ -114,7 +124,7 @@ class Crew:
         for hand in self._hands.values():
             if hand.exit_code is not None:
                 raise RunFailedError(
-                    f"the demo's {hand.name} has ended with exit code {hand.exit_code}",
+                    f"the {self._owner}'s {hand.name} has ended with exit code {hand.exit_code}",
                     cause="; ".join(line for line in hand.last_lines() if line.strip())[-800:] or "it said nothing",
                     next=f"read {hand.log}",
                 )

@@ -62,6 +62,25 @@ def continents() -> Profile:
     )
 
 
+def evenly_far(*, bits_per_s: float) -> Profile:
+    """Three continents with the same access rate, 45, 75 and 110 ms one way between them and to the hub."""
+    far_s = {"us": 0.045, "eu": 0.075, "ap": 0.110}
+    links = [
+        Link(name=name, up_bits_per_s=bits_per_s, down_bits_per_s=bits_per_s, one_way_delay_s=delay_s)
+        for name, delay_s in far_s.items()
+    ]
+    return Profile(
+        name="continents",
+        hub_location="a fourth place",
+        sites=tuple(Site(link=link, claimed={}) for link in links),
+        round_trips_s={
+            frozenset({"us", "eu"}): 0.090,
+            frozenset({"us", "ap"}): 0.150,
+            frozenset({"eu", "ap"}): 0.220,
+        },
+    )
+
+
 def _site(name: str, *, mbit_s: float, round_trip_s: float, gpu: float, bandwidth_gbit_s: float) -> Site:
     link = Link(
         name=name,

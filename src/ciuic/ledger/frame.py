@@ -20,8 +20,8 @@ CHECKSUM_BYTES = 8
 _MAGIC = b"CIUICF"
 _FORMAT = 1
 MAX_HEADER_BYTES = 16 << 20
-Kind = Literal["push", "entry", "snapshot", "record"]
-_KINDS: dict[str, int] = {"push": 1, "entry": 2, "snapshot": 3, "record": 4}
+Kind = Literal["push", "entry", "snapshot", "record", "machine"]
+_KINDS: dict[str, int] = {"push": 1, "entry": 2, "snapshot": 3, "record": 4, "machine": 5}
 Buffer = bytes | bytearray | memoryview
 
 

@@ -8,7 +8,6 @@ frozen, this node's momentum) of the samples since the last push, taken at the b
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -25,13 +24,6 @@ from ciuic.ledger.replica import InFlight, Progress, check_next, check_result
 from ciuic.ledger.stepping import Stepper, StepState, dither_seed
 
 Float = NDArray[np.float32]
-
-
-@dataclass(kw_only=True)
-class _Tried:
-    """What a push in flight has changed: undone when it does not merge."""
-
-    residual: Float
 
 
 class GradientReplica:
@@ -52,7 +44,8 @@ class GradientReplica:
         self.digest = ""
         self.counters: tuple[int, ...] = ()
         self.in_flight: InFlight | None = None
-        self._tried: _Tried | None = None
+        self.e_before: Float = self.e
+        """While a push is in flight: the residual before it."""
         self.progress = Progress()
         self.dropped: list[Range] = []
         """Samples of rejected pushes: their gradient is old, so they are to be trained again."""
@@ -78,13 +71,13 @@ class GradientReplica:
     ) -> Any:
         """Start from a snapshot; returns theta. `moments`: its parts `first` and `second`; None before any step."""
         self.base = base.copy()
-        self.e = np.zeros_like(self.base)
+        self.e = self.e_before = np.zeros_like(self.base)
         self.moments = self._stepper.start()
         if moments is not None:
             self.moments = StepState(first=moments["first"].copy(), second=moments["second"].copy())
         self.version, self.counters, self.phase = version, counters, phase
         self.digest = base_digest(base, counters)
-        self.in_flight, self._tried, self.progress = None, None, Progress()
+        self.in_flight, self.progress = None, Progress()
         return self.vectors.from_host(self.base)
 
     def stepped(self, tokens: int, ranges: tuple[Range, ...] | list[Range] = ()) -> None:
@@ -110,7 +103,7 @@ class GradientReplica:
                 next="lower the learning rate or use bf16 instead of fp16; this node trains other samples next",
             )
         codec = self._codec(self.push_codec)
-        self._tried = _Tried(residual=self.e)
+        self.e_before = self.e
         if feedback:
             payload = codec.encode(wanted)
             self.e = wanted - codec.decode(payload)
@@ -144,8 +137,7 @@ class GradientReplica:
         if self.in_flight is not None and outcome != "absent":
             self._settle(merged=outcome == "merged")
         if header.step.next_phase != header.step.phase:
-            self.e = np.zeros_like(self.e)  # it was in other units
-            self._tried = None if self._tried is None else _Tried(residual=self.e)
+            self.e = self.e_before = np.zeros_like(self.e)  # it was in other units
         self.phase = header.step.next_phase
         theta[:] = self.vectors.from_host(self.base)
         self.version, self.counters = header.version, header.counters
@@ -160,6 +152,5 @@ class GradientReplica:
     def _settle(self, *, merged: bool) -> None:
         if self.in_flight is not None and not merged:
             self.dropped += self.in_flight.ranges
-            if self._tried is not None:
-                self.e = self._tried.residual
-        self.in_flight = self._tried = None
+            self.e = self.e_before
+        self.in_flight = None

@@ -40,7 +40,8 @@ class NodeMachine:
         ]
         self.lr = 0.0
         """The learning rate now; `gradient` mode sends it."""
-        self._sequence = [0] * layout.fragment_count
+        self.sequences = [0] * layout.fragment_count
+        """Of the newest push of each fragment."""
 
     def use(self, codec_up: str) -> None:
         """Later pushes have this codec. Residuals go on: they are in units of the parameters."""
@@ -75,14 +76,14 @@ class NodeMachine:
 
     def push(self, fragment: int, theta: Any, counters: tuple[int, ...] = ()) -> Push:
         """Encode the progress; in `gradient` mode `theta` is the gradient. Raises NonFiniteError: see the replicas."""
-        replica, sequence = self.replicas[fragment], self._sequence[fragment] + 1
+        replica, sequence = self.replicas[fragment], self.sequences[fragment] + 1
         phase: Phase = "adam"
         if isinstance(replica, GradientReplica):
             phase = replica.phase
             flight = replica.push(theta, sequence, f"{self.place.node}/{self.place.incarnation}")
         else:
             flight = replica.push(theta, sequence)
-        self._sequence[fragment] = flight.sequence
+        self.sequences[fragment] = flight.sequence
         header = PushHeader(
             run=self.place.run,
             node=self.place.node,

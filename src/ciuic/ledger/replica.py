@@ -64,14 +64,16 @@ class Replica:
         self._codecs: dict[str, VectorCodec] = {}
         self.base: Any = vectors.zeros(shape.element_count)
         self.e: Any = vectors.zeros(shape.element_count)
-        self._other_e: Any = vectors.zeros(shape.element_count)  # while a push is in flight: the residual before it
+        self.e_before: Any = vectors.zeros(shape.element_count)
+        """While a push is in flight: the residual before it."""
         self.F: Any = vectors.zeros(shape.element_count)
         self.version = 0
         self.digest = ""
         self.counters: tuple[int, ...] = ()
         self.in_flight: InFlight | None = None
         self.progress = Progress()
-        self._stepped = False  # whether theta moved since the last push (else p is exactly 0)
+        self.has_stepped = False
+        """Whether theta moved since the last push; else p is exactly 0."""
 
     def _codec(self, name: str) -> VectorCodec:
         if name not in self._codecs:
@@ -81,16 +83,16 @@ class Replica:
     def load(self, base: NDArray[np.float32], version: int, counters: tuple[int, ...] = ()) -> Any:
         """Start from a base; returns theta (a copy of it). Residual and unmerged progress are gone."""
         self.base = self.vectors.from_host(base)
-        self.e, self._other_e, self.F = (self.vectors.zeros(len(base)) for _ in range(3))
+        self.e, self.e_before, self.F = (self.vectors.zeros(len(base)) for _ in range(3))
         self.version, self.counters = version, counters
         self.digest = base_digest(base, counters)
-        self.in_flight, self.progress, self._stepped = None, Progress(), False
+        self.in_flight, self.progress, self.has_stepped = None, Progress(), False
         return self.vectors.copy(self.base)
 
     def stepped(self, tokens: int, ranges: tuple[Range, ...] | list[Range] = ()) -> None:
         """theta has moved by inner steps over these tokens and samples."""
         self.progress.add(tokens, ranges)
-        self._stepped = True
+        self.has_stepped = True
 
     def push(self, theta: Any, sequence: int) -> InFlight:
         """Encode the progress since the last push. theta does not move.
@@ -103,7 +105,7 @@ class Replica:
         codec = self._codec(self.codec_up)
         self.F[:] = theta
         self.F -= self.base  # it was 0; now it is -d
-        payload, bad = codec.compress(self.F, self.e, self._other_e)
+        payload, bad = codec.compress(self.F, self.e, self.e_before)
         if bad is not None:
             self.F[:] = 0
             raise NonFiniteError(
@@ -111,8 +113,8 @@ class Replica:
                 cause="the loss diverged or overflowed on this node",
                 next="lower the learning rate or use bf16 instead of fp16; this node goes on from the base",
             )
-        self.e, self._other_e = self._other_e, self.e
-        sent, self.progress, self._stepped = self.progress, Progress(), False
+        self.e, self.e_before = self.e_before, self.e
+        sent, self.progress, self.has_stepped = self.progress, Progress(), False
         self.in_flight = InFlight(
             sequence=sequence,
             codec=self.codec_up,
@@ -125,7 +127,7 @@ class Replica:
 
     def discard(self, theta: Any) -> list[Range]:
         """Give up the progress since the last push (it is not finite): theta = base + F. Returns its samples."""
-        lost, self.progress, self._stepped = self.progress, Progress(), False
+        lost, self.progress, self.has_stepped = self.progress, Progress(), False
         theta[:] = self.base
         theta += self.F
         return lost.ranges
@@ -141,7 +143,7 @@ class Replica:
         check_next(self, entry)
         codec = self._codec(header.codec)
         codec.check_size(len(entry.payload))
-        assign = not self._stepped and (self.in_flight is None or outcome == "merged")
+        assign = not self.has_stepped and (self.in_flight is None or outcome == "merged")
         if not assign:
             theta -= self.base
             theta -= self.F
@@ -170,11 +172,11 @@ class Replica:
         if not merged:
             if p is not None:
                 p += self.F
-            self.e, self._other_e = self._other_e, self.e  # as it was before the push
+            self.e, self.e_before = self.e_before, self.e  # as it was before the push
             again = Progress()
             again.add(flight.tokens, flight.ranges)
             again.add(self.progress.tokens, self.progress.ranges)
-            self.progress, self._stepped = again, True
+            self.progress, self.has_stepped = again, True
         self.F[:] = 0
         self.in_flight = None
 

@@ -1,6 +1,6 @@
 """Whether a push waits for its entry at the step boundary, or training goes on meanwhile.
 
-Overlap is not free: work done on an older base counts less. So wait while communication is under about 10 % of a
+Overlap is not free: work done on an older base counts less. So wait while communication is under about 3 % of a
 round, and overlap above that. A wait is always bounded by that share, so a dead or slow peer cannot stall a node.
 """
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
-SHARE = 0.10
-"""Of a round, above which communication is overlapped."""
+from ciuic.plan.predict import WAIT_SHARE
+
 PATIENCE = 1.5
 """Wait up to this multiple of the usual time."""
 
@@ -43,5 +43,5 @@ class WaitRule:
         if not self._round_s or not self._flight_s:
             return 0.0
         round_s, flight_s = median(self._round_s), median(self._flight_s)
-        most_s = SHARE / (1 - SHARE) * round_s / self.parts
+        most_s = WAIT_SHARE / (1 - WAIT_SHARE) * round_s / self.parts
         return min(PATIENCE * flight_s, most_s) if flight_s <= most_s else 0.0

@@ -1,8 +1,8 @@
 """A model that FSDP2 has spread over the ranks of a node, and the flat vector of the ledger on rank 0's host.
 
 One parameter after the other goes to rank 0 and back (`DTensor.full_tensor`, `distribute_tensor`), so no rank holds
-more than one parameter as a whole, and only rank 0 has theta. Each of these is a collective: rank 0 orders it, the other
-ranks wait for orders in `Gang.decision` and do the same.
+more than one parameter as a whole, and only rank 0 has theta. Each of these is a collective: rank 0 orders it, the
+other ranks wait for orders in `Gang.decision` and do the same.
 """
 
 from collections.abc import Callable, Iterator

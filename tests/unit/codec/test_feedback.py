@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciuic.codec import CODEC_NAMES, FragmentCodec, FragmentShape
-from ciuic.codec.scalar import scalar_codec
+from ciuic.codec.names import scalar_codec
 
 NORMAL_SCALE = 1.2e-38
 """Scales below the smallest normal number lose bits; the contraction still holds there, the step bound does not."""
@@ -76,7 +76,8 @@ def test_bf16_is_the_nearest_of_its_numbers(case: tuple[FragmentShape, np.ndarra
 
 
 @pytest.mark.parametrize(
-    ("name", "rounds"), [("none", 2), ("bf16", 100), ("int8", 100), ("int4", 100), ("1-bit", 1600)]
+    ("name", "rounds"),
+    [("none", 2), ("bf16", 100), ("int8", 100), ("int4", 100), ("2-bit", 400), ("1-bit", 1600), ("topk", 1600)],
 )
 def test_with_feedback_the_mean_of_many_rounds_is_the_true_gradient(name: str, rounds: int) -> None:
     shape = shape_of((2, 300), (1, 500), small=7, buffers=3)

@@ -24,6 +24,12 @@ def formula(name: str, shape: FragmentShape) -> int:
             return 2 * count + 2 * small + buffers
         case "1-bit":
             packed, block = -(-count // 8), 4096
+        case "2-bit":
+            packed, block = -(-count // 4), 256
+        case "topk":
+            kept = sum(-(-n // 64) for n in block_lengths(shape.rows, 4096))
+            second_scales = 2 * len(block_lengths(shape.rows, 4096))
+            packed, block = -(-12 * kept // 8) + -(-2 * kept // 8) + second_scales, 4096
         case "int4":
             packed, block = -(-count // 2), 256
         case _:
@@ -106,6 +112,15 @@ def test_codec_none_gives_back_every_bit(case: tuple[FragmentShape, np.ndarray])
     assert same_bits(codec.decode(codec.encode(values)), values)
 
 
+@pytest.mark.parametrize(
+    ("name", "bits"), [("none", 32), ("bf16", 16), ("int8", 8.0625), ("int4", 4.0625), ("2-bit", 2.0625),
+                       ("1-bit", 1.00390625), ("topk", 0.2265625)]
+)  # fmt: skip
+def test_bits_per_parameter_of_whole_blocks(name: str, bits: float) -> None:
+    shape = shape_of((1, 1 << 20))
+    assert FragmentCodec(name, shape).payload_bytes * 8 == bits * shape.element_count
+
+
 @given(name=st.sampled_from(["none", "bf16", "int8", "int4"]), seed=st.integers(0, 1000))
 def test_what_was_decoded_encodes_to_itself(name: str, seed: int) -> None:
     shape = shape_of((3, 300), (1, 77), small=5, buffers=2)
@@ -141,7 +156,7 @@ def test_a_wrong_payload_size_is_refused_before_the_values_are_allocated() -> No
         codec.decode(np.zeros(512, np.uint8))
 
 
-@pytest.mark.parametrize("name", ["", "2-bit", "1-BIT", "fp32", "zstd"])
+@pytest.mark.parametrize("name", ["", "3-bit", "1-BIT", "fp32", "top-k"])
 def test_an_unknown_codec_is_an_error_with_its_own_code_and_never_full_precision(name: str) -> None:
     for make in (FragmentCodec, NumpyVectors().codec):
         with pytest.raises(CodecUnavailableError, match="there is no codec") as caught:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.train.overlap import PATIENCE, SHARE, WaitRule
+from ciuic.plan.predict import WAIT_SHARE
+from ciuic.train.overlap import PATIENCE, WaitRule
 
 TIMES = st.lists(st.floats(0.001, 1000), min_size=1, max_size=20)
 
@@ -33,7 +34,7 @@ def test_a_slow_link_is_overlapped() -> None:
 
 
 def test_the_share_decides_of_the_whole_round() -> None:
-    just = SHARE / (1 - SHARE) * 10.0
+    just = WAIT_SHARE / (1 - WAIT_SHARE) * 10.0
     assert rule([10.0], [just * 0.999]).budget_s() > 0
     assert rule([10.0], [just * 1.001]).budget_s() == 0
 
@@ -49,7 +50,7 @@ def test_one_outlier_changes_nothing_and_a_lasting_change_everything() -> None:
 def test_a_dead_peer_costs_at_most_the_share(rounds: list[float], flights: list[float]) -> None:
     budget = rule(rounds, flights).budget_s()
     usual = sorted(rounds[-9:])
-    assert 0 <= budget <= SHARE / (1 - SHARE) * usual[len(usual) // 2] * (1 + 1e-9)
+    assert 0 <= budget <= WAIT_SHARE / (1 - WAIT_SHARE) * usual[len(usual) // 2] * (1 + 1e-9)
     assert budget <= PATIENCE * max(flights[-9:])
 
 

@@ -6,7 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from codec_cases import KINDS, SHAPES, encoded_alike, fragments, garbage, same_bits, same_or_nan, shape_of, shapes, vector
+from codec_cases import (
+    KINDS,
+    SHAPES,
+    encoded_alike,
+    fragments,
+    garbage,
+    same_bits,
+    same_or_nan,
+    shape_of,
+    shapes,
+    vector,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
