@@ -26,7 +26,7 @@ def test_before_anything_was_measured_nobody_waits() -> None:
 
 
 def test_a_fast_link_is_waited_for_with_some_patience() -> None:
-    assert rule([10.0] * 3, [0.5] * 3).budget_s() == pytest.approx(0.75)
+    assert rule([40.0] * 3, [0.5] * 3).budget_s() == pytest.approx(0.75)
 
 
 def test_a_slow_link_is_overlapped() -> None:
@@ -41,9 +41,9 @@ def test_the_share_decides_of_the_whole_round() -> None:
 
 def test_one_outlier_changes_nothing_and_a_lasting_change_everything() -> None:
     usual = [0.5] * 5
-    assert rule([10.0] * 5, [*usual, 100.0]).budget_s() > 0
-    assert rule([10.0] * 5, [*usual, *[100.0] * 9]).budget_s() == 0
-    assert rule([10.0] * 5, [*[100.0] * 9, *usual]).budget_s() > 0
+    assert rule([40.0] * 5, [*usual, 100.0]).budget_s() > 0
+    assert rule([40.0] * 5, [*usual, *[100.0] * 9]).budget_s() == 0
+    assert rule([40.0] * 5, [*[100.0] * 9, *usual]).budget_s() > 0
 
 
 @given(rounds=TIMES, flights=TIMES)
