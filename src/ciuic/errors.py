@@ -197,6 +197,12 @@ class ConflictError(ProtocolError):
     code = "CIUIC-407"
 
 
+class MovedError(ProtocolError):
+    """A fragment is served somewhere else, or will be in a moment: ask the hub where, and try again."""
+
+    code = "CIUIC-408"
+
+
 # ---- 5xx: the ledger's files ---------------------------------------------------------------------------------------
 
 

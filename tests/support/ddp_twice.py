@@ -1,6 +1,7 @@
 """Programs that reduce gradients which DDP has averaged already, and some that may."""
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ciuic.errors import CiuicError
 from ciuic.train.ddp import compress_ddp
-from ciuic.train.two_syncs import watch_double_sync
+from ciuic.train.gang import Gang
+from ciuic.train.two_syncs import check_not_synchronised, watch_double_sync
 
 
 def _world(rank: int, **options: Any) -> tuple[DistributedDataParallel, Callable[[], Tensor]]:
@@ -125,4 +127,30 @@ def compressed(rank: int, ranks: int) -> list[str]:
     told += [_try(functools.partial(dist.all_reduce, _gradients(m)[0])) for m in (model, other)]
     second.close()
     told.append("restored" if vars(dist.ProcessGroup)["allreduce"] is original else "left")
+    return told
+
+
+def prepared(rank: int, ranks: int) -> list[str]:
+    """What run.prepare wraps is watched, marked, and not to be compressed or prepared again."""
+    os.environ.update(WORLD_SIZE=str(ranks), RANK=str(rank))
+    gang = Gang("cpu", ranks)
+    net = nn.Linear(6, 2)
+    model = gang.wrap(net, torch.device("cpu"))
+    model(torch.ones(1, 6)).sum().backward()
+    told = [_try(lambda: dist.all_reduce(_gradients(model)[0]))]
+    plain = DistributedDataParallel(nn.Linear(2, 2))
+    for way in (
+        lambda: compress_ddp(model),
+        lambda: check_not_synchronised(model),
+        lambda: check_not_synchronised(net),
+        lambda: check_not_synchronised(plain),
+        lambda: check_not_synchronised(plain.module),
+    ):
+        try:
+            way()
+            told.append("taken")
+        except CiuicError as error:
+            told.append(f"{error.code} {error.message.rpartition(' ')[2]}")
+    gang.close()
+    told.append("watched" if hasattr(vars(dist.ProcessGroup)["allreduce"], "ciuic_watches") else "restored")
     return told

@@ -143,11 +143,13 @@ def together(
     for number, batch in enumerate(batches(steps)):
         _step(model, optimizer, batch[gang.rank :: gang.size])
         if gang.rank == 0:
-            entries_of(state, number)
-            gang.order(Order(task="evaluate"))
-            losses.append(_evaluate(model))
+            for merge in (False, True):  # what an evaluation leaves whole must not outlive a merge
+                if merge:
+                    entries_of(state, number)
+                gang.order(Order(task="evaluate"))
+                losses.append(_evaluate(model))
         gang.decision(Decision(), follow)
-    result: dict[str, Any] = {"losses": losses, "layout": state.layout.digest, "sharded": is_sharded(model)}
+    result: dict[str, Any] = {"losses": losses[1::2], "layout": state.layout.digest, "sharded": is_sharded(model)}
     if gang.rank == 0:
         result["theta"], result["frozen"] = state.gather().copy(), state.frozen_digest
     gang.decision(Decision(), follow)

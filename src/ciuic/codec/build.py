@@ -1,4 +1,4 @@
-"""Compile kernel.c. Used by the build hook when Ciuic is installed, and by `python -m ciuic.codec.build`.
+"""Compile kernel.c. Used by the build hook when Ciuic is installed; as a program it compiles beside the source.
 
 Standard library only and no imports from Ciuic: the hook loads this file by its path, before Ciuic exists.
 """

@@ -71,7 +71,13 @@ static uint16_t to_bf16(float x)
 static uint16_t to_bf16_up(float x) { return (uint16_t)((bits_of(x) + 0xffff) >> 16); }
 static float from_bf16(uint16_t b) { return float_of((uint32_t)b << 16); }
 static void put_scale(uint8_t *to, int64_t index, uint16_t b) { memcpy(to + 2 * index, &b, 2); }
-static float get_scale(const uint8_t *from, int64_t index) { uint16_t b; memcpy(&b, from + 2 * index, 2); return from_bf16(b); }
+static float get_scale(const uint8_t *from, int64_t index)
+{
+    uint16_t b;
+    memcpy(&b, from + 2 * index, 2);
+    return from_bf16(b);
+}
+
 static float capped(double x) { return x > (double)BF16_MAX ? BF16_MAX : (float)x; }
 
 /* Write `count` bits that lie at bit 0 of `from` to bit `at` of `to`. What follows them in the last byte becomes 0. */
@@ -97,6 +103,14 @@ static const uint8_t *get_bits(const uint8_t *from, int64_t at, int64_t count, u
     for (int64_t i = 0; i < bytes; i++)
         space[i] = (uint8_t)(from[i] >> shift | (i + 1 < end ? from[i + 1] << (8 - shift) : 0));
     return space;
+}
+
+static inline __attribute__((always_inline)) void fetch_ahead(const float *e, const float *d)
+{
+    for (int j = AHEAD; j < AHEAD + LANES; j += 16) {
+        __builtin_prefetch(e + j);
+        __builtin_prefetch(d + j);
+    }
 }
 
 static int64_t first_bad(const float *x, int64_t n)
@@ -274,8 +288,7 @@ TARGET static double NAME(load_sum)(const work *w, int64_t start, float *restric
 #if LEVEL == 2
     __m512d sum[4] = {_mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_pd()};
     for (; i + LANES <= n; i += LANES) {
-        if (d)
-            for (int j = 0; j < LANES; j += 16) { __builtin_prefetch(e + i + j + AHEAD); __builtin_prefetch(d + i + j + AHEAD); }
+        if (d) fetch_ahead(e + i, d + i);
         for (int j = 0; j < 2; j++) {
             __m512 v = _mm512_loadu_ps(e + i + 16 * j);
             if (d) v = _mm512_sub_ps(v, _mm512_loadu_ps(d + i + 16 * j));
@@ -290,7 +303,7 @@ TARGET static double NAME(load_sum)(const work *w, int64_t start, float *restric
 #endif
     for (; i + LANES <= n; i += LANES) {
         if (d) {
-            for (int j = 0; j < LANES; j += 16) { __builtin_prefetch(e + i + j + AHEAD); __builtin_prefetch(d + i + j + AHEAD); }
+            fetch_ahead(e + i, d + i);
             for (int j = 0; j < LANES; j++) x[i + j] = e[i + j] - d[i + j];
         } else {
             for (int j = 0; j < LANES; j++) x[i + j] = e[i + j];
@@ -315,7 +328,7 @@ TARGET static int32_t NAME(load_largest)(const work *w, int64_t start, float *re
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         if (d) {
-            for (int j = 0; j < LANES; j += 16) { __builtin_prefetch(e + i + j + AHEAD); __builtin_prefetch(d + i + j + AHEAD); }
+            fetch_ahead(e + i, d + i);
             for (int j = 0; j < LANES; j++) x[i + j] = e[i + j] - d[i + j];
         } else {
             for (int j = 0; j < LANES; j++) x[i + j] = e[i + j];
@@ -369,10 +382,11 @@ TARGET static void NAME(pack_signs)(uint8_t *to, const float *x, int64_t n)
 {
     int64_t i = 0;
 #if LEVEL == 2
+    const __m512 zero = _mm512_setzero_ps();
     for (; i + 64 <= n; i += 64) {
         uint64_t word = 0;
         for (int j = 0; j < 4; j++)
-            word |= (uint64_t)_mm512_cmp_ps_mask(_mm512_loadu_ps(x + i + 16 * j), _mm512_setzero_ps(), _CMP_GE_OQ) << (16 * j);
+            word |= (uint64_t)_mm512_cmp_ps_mask(_mm512_loadu_ps(x + i + 16 * j), zero, _CMP_GE_OQ) << (16 * j);
         memcpy(to + i / 8, &word, 8);
     }
 #elif LEVEL == 1
@@ -438,10 +452,11 @@ TARGET static void NAME(decode_one_bit)(const work *w, int64_t block, float *res
     uint32_t positive = bits_of(get_scale(w->input + s->scales_at, block)), negative = positive ^ SIGN;
     int64_t i = 0;
 #if LEVEL == 2
+    const __m512i minus = _mm512_set1_epi32((int32_t)negative), plus = _mm512_set1_epi32((int32_t)positive);
     for (; i + 16 <= n; i += 16) {
         uint16_t word;
         memcpy(&word, bits + i / 8, 2);
-        _mm512_storeu_si512(x + i, _mm512_mask_set1_epi32(_mm512_set1_epi32((int32_t)negative), word, (int32_t)positive));
+        _mm512_storeu_si512(x + i, _mm512_mask_blend_epi32(word, minus, plus));
     }
 #elif LEVEL == 1
     const octet place = {1, 2, 4, 8, 16, 32, 64, 128};
@@ -553,7 +568,8 @@ TARGET static void NAME(encode_two_bit)(const work *w, int64_t block, float *res
             uint32_t positive = _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_GE_OQ);
             uint32_t out = _mm512_cmp_ps_mask(size, _mm512_set1_ps(middle), _CMP_GT_OQ), in = ~out & 0xffff;
             uint32_t word = _pdep_u32(positive, 0x55555555) | _pdep_u32(out, 0xaaaaaaaa);
-            __m512d a = _mm512_cvtps_pd(_mm512_castps512_ps256(size)), b = _mm512_cvtps_pd(_mm512_extractf32x8_ps(size, 1));
+            __m512d a = _mm512_cvtps_pd(_mm512_castps512_ps256(size));
+            __m512d b = _mm512_cvtps_pd(_mm512_extractf32x8_ps(size, 1));
             memcpy(packed + (i + 16 * j) / 4, &word, 4);
             sum[0][2 * j] = _mm512_mask_add_pd(sum[0][2 * j], (__mmask8)in, sum[0][2 * j], a);
             sum[1][2 * j] = _mm512_mask_add_pd(sum[1][2 * j], (__mmask8)out, sum[1][2 * j], a);
@@ -641,8 +657,10 @@ TARGET static void NAME(reaching)(uint64_t *words, const float *x, int64_t n, in
         int64_t j = 0, end = n - i < 64 ? n - i : 64;
 #if LEVEL == 2
         const __m512i size = _mm512_set1_epi32(0x7fffffff), least = _mm512_set1_epi32(threshold);
-        for (; j + 16 <= end; j += 16)
-            word |= (uint64_t)_mm512_cmpge_epi32_mask(_mm512_and_si512(_mm512_loadu_si512(x + i + j), size), least) << j;
+        for (; j + 16 <= end; j += 16) {
+            __m512i bits = _mm512_and_si512(_mm512_loadu_si512(x + i + j), size);
+            word |= (uint64_t)_mm512_cmpge_epi32_mask(bits, least) << j;
+        }
 #elif LEVEL == 1
         const __m256i size = _mm256_set1_epi32(0x7fffffff), least = _mm256_set1_epi32(threshold - 1);
         for (; j + 8 <= end; j += 8) {

@@ -94,9 +94,7 @@ class FragmentCodec:
         self.check_size(len(payload))
         values = np.empty(self.shape.element_count, np.float32) if out is None else out
         for section, engine in zip(self.sections, self._engines, strict=True):
-            engine.decode(
-                payload[section.payload_start : section.payload_stop], values[section.start : section.stop]
-            )
+            engine.decode(payload[section.payload_start : section.payload_stop], values[section.start : section.stop])
         return values
 
     def accumulate(self, payload: NDArray[np.uint8], weight: np.float32, out: NDArray[np.float32]) -> None:

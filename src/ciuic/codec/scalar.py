@@ -27,7 +27,7 @@ class ScalarCodec(Protocol):
     small_bytes: int
     """Bytes per element of the full-precision section that travels with this codec (2: bf16, 4: fp32)."""
     dithers: bool
-    """Whether it can round stochastically. Where this is false and `exact` too, asking for it is an error."""
+    """Whether it can round stochastically. Where neither this nor `nearly_exact` holds, asking for it is an error."""
     nearly_exact: bool
     """Full precision or bfloat16: stochastic rounding would change nothing that matters and is left out."""
 

@@ -49,7 +49,9 @@ class TopKCodec:
         streams[0][:] = pack_indices(places)
         codes = np.zeros(4 * len(streams[1]), np.uint8)
         codes[: len(chosen)] = (chosen >= 0).view(np.uint8) | high.view(np.uint8) << np.uint8(1)
-        streams[1][:] = codes[0::4] | codes[1::4] << np.uint8(2) | codes[2::4] << np.uint8(4) | codes[3::4] << np.uint8(6)
+        streams[1][:] = (
+            codes[0::4] | codes[1::4] << np.uint8(2) | codes[2::4] << np.uint8(4) | codes[3::4] << np.uint8(6)
+        )
 
     def decode(self, streams: Streams, blocks: BlockTable, out: Float) -> None:
         out[:] = 0

@@ -49,7 +49,9 @@ class TwoBitCodec:
         codes = np.zeros(4 * len(streams[0]), np.uint8)
         np.left_shift(outside.view(np.uint8), np.uint8(1), out=codes[: len(values)])
         codes[: len(values)] |= (values >= 0).view(np.uint8)
-        streams[0][:] = codes[0::4] | codes[1::4] << np.uint8(2) | codes[2::4] << np.uint8(4) | codes[3::4] << np.uint8(6)
+        streams[0][:] = (
+            codes[0::4] | codes[1::4] << np.uint8(2) | codes[2::4] << np.uint8(4) | codes[3::4] << np.uint8(6)
+        )
 
     def decode(self, streams: Streams, blocks: BlockTable, out: Float) -> None:
         codes = np.empty((len(streams[0]), 4), np.uint8)

@@ -68,7 +68,15 @@ class Switched(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     settings: Settings
 
 
-Record = Attached | Leased | Departed | Revived | Evaluated | Started | Switched
+class Placed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """From here on this shard serves the fragment. This record decides who its one owner is, whatever crashed."""
+
+    fragment: int
+    shard: str
+    generation: int
+
+
+Record = Attached | Leased | Departed | Revived | Evaluated | Started | Switched | Placed
 
 
 class Journal:

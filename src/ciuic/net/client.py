@@ -11,7 +11,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -182,12 +182,19 @@ def _placement(response: http.client.HTTPResponse) -> tuple[int, int | None]:
 
 
 def join_network(
-    token: str | JoinToken, location: str, claimed: dict[str, float], *, url: str | None = None, timeout_s: float = 30.0
+    token: str | JoinToken,
+    location: str,
+    claimed: dict[str, float],
+    *,
+    url: str | None = None,
+    names: Sequence[str] = (),
+    timeout_s: float = 30.0,
 ) -> tuple[str, bytes, bytes, bytes]:
     """Join with a token: (the name the hub gave us, key PEM, certificate PEM, authority PEM).
 
     The secret is sent only after the server proved, on that same pinned connection, to belong to the token's
-    authority. `url` dials another address than the token's (a relay, a second name of the hub).
+    authority. `url` dials another address than the token's (a relay, a second name of the hub). `names`: of a shard,
+    the addresses at which it serves.
     Raises TokenError, CertificateError, UnreachableError.
     """
     parsed = parse_token(token) if isinstance(token, str) else token
@@ -195,7 +202,12 @@ def join_network(
     authority_pem = _fetch_authority(url, parsed.authority_fingerprint, timeout_s)
     key_pem, csr_pem = new_key_and_csr()
     request = JoinRequest(
-        token_id=parsed.id, secret=parsed.secret, csr_pem=csr_pem.decode("ascii"), location=location, claimed=claimed
+        token_id=parsed.id,
+        secret=parsed.secret,
+        csr_pem=csr_pem.decode("ascii"),
+        location=location,
+        claimed=claimed,
+        names=list(names),
     )
     client = HubClient(url, authority_pem, purpose="control", timeout_s=timeout_s)
     try:

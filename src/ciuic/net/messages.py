@@ -13,7 +13,7 @@ from ciuic.errors import ProtocolError
 API = "/v1"
 T = TypeVar("T")
 
-Role = Literal["node", "operator", "viewer"]
+Role = Literal["node", "operator", "viewer", "shard"]
 NodeState = Literal["idle", "assigned", "training", "draining", "left", "suspect", "dead", "evicted"]
 RunState = Literal["waiting", "running", "stopping", "finished", "stopped", "failed"]
 WorkerState = Literal["none", "starting", "running", "finished", "failed", "stopped"]
@@ -37,6 +37,8 @@ class JoinRequest(Message):
     """A name like us-west; the hub makes the node id from it (us-west, us-west-2, ...)."""
     claimed: dict[str, float] = {}
     """What the operator claims: gpu, bandwidth_gbit_s, memory_gb ..."""
+    names: list[str] = []
+    """Of a shard: host names and addresses by which nodes reach it."""
 
 
 class JoinReply(Message):
@@ -162,6 +164,8 @@ class FragmentState(Message):
     digest: str
     snapshot_version: int
     snapshot_bytes: int
+    url: str = ""
+    """Where it is served; empty: at the hub."""
 
 
 class AttachReply(Message):

@@ -2,7 +2,8 @@
 
 Everything is P-256 (browsers refuse Ed25519). The authority lives at the hub and signs one server certificate for the
 hub (server use only) and one client certificate per node, operator or viewer (client use only, so that a stolen node
-key cannot play the hub). The subject of a client certificate is who the caller is: CN = name, O = role.
+key cannot play the hub). A shard serves nodes and calls the hub: its certificate is for both uses.
+The subject of a client certificate is who the caller is: CN = name, O = role.
 """
 
 import datetime as dt
@@ -36,6 +37,8 @@ LEAF_LIFETIME = dt.timedelta(days=365)
 BACKDATING = dt.timedelta(days=1)
 """Certificates begin one day ago: a node whose clock is an hour behind must still accept them."""
 
+MAX_NAMES = 32
+_SHARD_USAGE = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 _MAX_PEM_BYTES = 64 * 1024
 
 
@@ -128,15 +131,31 @@ class Authority:
         builder = self._leaf(_subject(common_name, role), public_key, ExtendedKeyUsageOID.CLIENT_AUTH)
         return _certificate_pem(builder.sign(self._key, hashes.SHA256())), key_pem
 
+    def issue_shard(self, csr_pem: bytes | str, *, common_name: str, names: list[str]) -> bytes:
+        """A certificate (PEM) for a shard, with which it serves at `names` and calls hub and shards.
+
+        Raises CertificateError when the request or a name is not acceptable.
+        """
+        if not 1 <= len(common_name) <= 64 or not 1 <= len(names) <= MAX_NAMES or any(len(n) > 253 for n in names):
+            raise CertificateError(f"a shard needs a name and 1 to {MAX_NAMES} addresses by which nodes reach it")
+        try:
+            alternatives = [_general_name(name) for name in dict.fromkeys(names) if name]
+        except UnicodeError as error:
+            raise CertificateError("an address of this shard is no host name", cause=str(error)) from error
+        key = _public_key_of_request(csr_pem)
+        builder = self._leaf(_subject(common_name, "shard"), key, *_SHARD_USAGE)
+        builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        return _certificate_pem(builder.sign(self._key, hashes.SHA256()))
+
     def _leaf(
-        self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey, usage: x509.ObjectIdentifier
+        self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey, *usages: x509.ObjectIdentifier
     ) -> x509.CertificateBuilder:
         builder = _builder(subject, self._certificate.subject, public_key, self._clock(), LEAF_LIFETIME)
         authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         return (
             builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(sign_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(authority_key, critical=False)
         )
 
@@ -152,7 +171,7 @@ def identity_from_der(der: bytes) -> Identity:
         role = _attribute(certificate.subject, NameOID.ORGANIZATION_NAME)
     except ValueError as error:
         raise CertificateError("the client certificate cannot be read", cause=str(error)) from error
-    if role == "node" or role == "operator" or role == "viewer":
+    if role == "node" or role == "operator" or role == "viewer" or role == "shard":
         return Identity(role=role, name=name, serial=f"{certificate.serial_number:x}")
     raise CertificateError(
         f"the client certificate of {name!r} has no role of this network",

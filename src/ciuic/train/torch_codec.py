@@ -96,11 +96,15 @@ class TorchFragmentCodec:
             for number, (start, stop) in enumerate(section.ranges):
                 out[start:stop] += section.decode(number, data) * float(np.float32(weight))
 
+    def check_size(self, payload_bytes: int) -> None:
+        """Raises FrameError for any size but the formula's."""
+        self._host.check_size(payload_bytes)
+
     def _empty_payload(self) -> Tensor:
         return torch.empty(self.payload_bytes, dtype=torch.uint8, device=self.device)
 
     def _to_device(self, payload: Bytes) -> Tensor:
-        self._host.check_size(len(payload))
+        self.check_size(len(payload))
         return torch.from_numpy(np.array(payload)).to(self.device)
 
     def _keys_for(self, section: TorchSection, keys: Keys | None) -> Keys | None:

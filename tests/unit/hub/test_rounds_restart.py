@@ -31,7 +31,6 @@ def known(rounds: Rounds) -> dict[str, Any]:
             name: (
                 x.incarnation,
                 x.is_present or x.state,
-                x.last_sequence,
                 x.pushes_merged,
                 x.pushes_accepted,
                 x.last_lease,
@@ -41,6 +40,7 @@ def known(rounds: Rounds) -> dict[str, Any]:
         "free": list(ledger.samples.free),
         "leased": {name: list(x) for name, x in sorted(ledger.samples.leased.items()) if x},
         "waiting": [sorted(f.inbox.waiting) for f in ledger.fragments],
+        "sequences": [sorted(f.sequences.items()) for f in ledger.fragments],
         "residuals": [f.aggregator.residual.tobytes() for f in ledger.fragments],
         "momenta": [m.tobytes() if (m := f.aggregator.outer_state.momentum) is not None else None for f in ledger.fragments],
         "started": ledger.started,

@@ -13,7 +13,8 @@ from support.ledger_world import World
 
 from ciuic.errors import CiuicError
 
-CODECS = st.sampled_from(["1-bit", "int4", "int8", "bf16", "none"])
+DOWN = st.sampled_from(["1-bit", "2-bit", "int4", "int8", "bf16", "none"])
+UP = st.one_of(DOWN, st.just("topk"))
 NODES = st.sampled_from(["n0", "n1", "n2"])
 
 
@@ -24,7 +25,7 @@ class Protocol(RuleBasedStateMachine):
 
     @initialize(
         fragments=st.integers(1, 3),
-        codec=st.sampled_from(["1-bit", "int4", "int8", "bf16", "none"]),
+        codec=DOWN,
         max_staleness=st.integers(0, 3),
     )
     def begin(self, fragments: int, codec: str, max_staleness: int) -> None:
@@ -72,7 +73,7 @@ class Protocol(RuleBasedStateMachine):
     def whole_round(self, names: set[str]) -> None:
         self.world.whole_round(names)
 
-    @rule(policy=st.sampled_from(["sync", "async"]), up=CODECS, down=CODECS)
+    @rule(policy=st.sampled_from(["sync", "async"]), up=UP, down=DOWN)
     def settings_are_switched(self, policy: str, up: str, down: str) -> None:
         self.world.switch(policy, up, down)
 

@@ -43,11 +43,21 @@ class ChunkCodec:
             return torch.from_numpy(self._codec.encode(values.numpy()))
         return torch.from_numpy(self._codec.encode(values))
 
-    def decode(self, payload: Tensor) -> Tensor:
-        """uint8 [payload_bytes] on the host -> fp32 [n]."""
+    def decode(self, payload: Tensor, out: Tensor) -> Tensor:
+        """uint8 [payload_bytes] on the host -> fp32 [n], in the first elements of `out`."""
+        own = out[: self.chunk.element_count]
         if isinstance(self._codec, FragmentCodec):
-            return torch.from_numpy(self._codec.decode(payload.numpy()))
-        return self._codec.decode(payload.numpy())
+            self._codec.decode(payload.numpy(), own.numpy())
+        else:
+            self._codec.decode(payload.numpy(), own)
+        return own
+
+    def accumulate(self, payload: Tensor, total: Tensor, room: Tensor) -> None:
+        """total [n] += decoded; `room` is for values in between."""
+        if isinstance(self._codec, FragmentCodec):
+            self._codec.accumulate(payload.numpy(), np.float32(1), total.numpy())
+        else:
+            total += self.decode(payload, room)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +90,7 @@ class BucketReducer:
         self.device = device
         self._parts = cut(self.parameters, wire.size)
         self.residuals = Residuals(self.parameters, [ranges[wire.rank] for ranges in self._parts], device)
+        self._room = torch.empty(0, device=device)
         self._plans: dict[tuple[str, tuple[int, ...]], BucketPlan] = {}
 
     @torch.no_grad()
@@ -102,8 +113,8 @@ class BucketReducer:
             buffer.fill_(torch.nan)
             return False
         used = np.logical_or.reduce([head.used for head in heads])
-        dropped = [x.sub_(codec.decode(p)) for codec, x, p in zip(plan.chunks, inputs, payloads, strict=True)]
-        self._keep_worker(plan, dropped, used)
+        for codec, x, payload in zip(plan.chunks, inputs, payloads, strict=True):
+            self._keep_worker(plan, codec.chunk, x, codec.decode(payload, self._room), used)
         bodies = [message[head_bytes(len(bucket)) :] for message in received]
         if self.form == "two-phase":
             return self._second_phase(plan, bodies, buffer, used, scale)
@@ -125,6 +136,9 @@ class BucketReducer:
                 chunks=tuple(ChunkCodec(self.codec, chunk, self.device) for chunk in chunks),
                 identity=identity.encode(),
             )
+            largest = max(chunk.element_count for chunk in chunks)
+            if len(self._room) < largest:
+                self._room = torch.empty(largest, device=self.device)
         return self._plans[key]
 
     def _used(self, buffer: Tensor, bucket: tuple[int, ...]) -> np.ndarray:
@@ -157,14 +171,14 @@ class BucketReducer:
             return self.wire.exchange(messages, [len(messages[self.wire.rank])] * self.wire.size)
         return self.wire.gather(messages[0])
 
-    def _keep_worker(self, plan: BucketPlan, dropped: list[Tensor], used: np.ndarray) -> None:
-        for codec, values in zip(plan.chunks, dropped, strict=True):
-            at = 0
-            for span in codec.chunk.spans:
-                end = at + span.stop - span.start
-                if used[plan.place[span.parameter]]:
-                    self.residuals.next_worker(span.parameter)[span.start : span.stop] = values[at:end]
-                at = end
+    def _keep_worker(self, plan: BucketPlan, chunk: Chunk, x: Tensor, q: Tensor, used: np.ndarray) -> None:
+        at = 0
+        for span in chunk.spans:
+            end = at + span.stop - span.start
+            if used[plan.place[span.parameter]]:
+                kept = self.residuals.next_worker(span.parameter)[span.start : span.stop]
+                torch.sub(x[at:end], q[at:end], out=kept)
+            at = end
 
     # ---- second half: what everybody gets
 
@@ -182,7 +196,7 @@ class BucketReducer:
         received = self.wire.exchange([payload] * self.wire.size, [codec.payload_bytes for codec in plan.chunks])
         finite = True
         for rank, (codec, body) in enumerate(zip(plan.chunks, received, strict=True)):
-            given = self._put(plan, codec, codec.decode(body), (buffer, used, scale))
+            given = self._put(plan, codec, codec.decode(body, self._room), (buffer, used, scale))
             finite = finite and is_finite(given)
             if rank == self.wire.rank:
                 self._keep_owner(plan, codec.chunk, y.sub_(given), used)
@@ -217,9 +231,10 @@ class BucketReducer:
 
     def _mean(self, codec: ChunkCodec, bodies: list[Tensor]) -> Tensor:
         """Mean of the ranks' decoded messages, added in rank order."""
-        total = codec.decode(bodies[0])
+        total = torch.empty(codec.chunk.element_count, device=self.device)
+        codec.decode(bodies[0], total)
         for body in bodies[1:]:
-            total += codec.decode(body)
+            codec.accumulate(body, total, self._room)
         return total.div_(self.wire.size)
 
     def _put(
