@@ -16,7 +16,7 @@ SOURCES := src tests $(wildcard examples)
 install: $(STAMP)
 
 # pip knows dependency groups since 25.1, which is newer than the pip of many Pythons: so it is upgraded first.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt hatch_build.py src/ciuic/codec/kernel.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "ciuic needs Python 3.11 or newer; try: make $(firstword $(MAKECMDGOALS)) PYTHON=python3.12"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
