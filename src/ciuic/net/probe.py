@@ -1,7 +1,7 @@
 """What a node can measure about itself and its way to the hub, at little cost.
 
-The transfers grow from 64 KiB until one takes half a second (or reaches 8 MiB), so a slow link carries a few hundred
-kilobytes and a fast one about ten megabytes, once in each direction.
+The transfers grow from 64 KiB until one takes half a second and several round trips (or reaches 8 MiB), so a slow link
+carries a few hundred kilobytes and a fast one about twenty megabytes in each direction.
 """
 
 import logging
@@ -21,6 +21,7 @@ from ciuic.net.client import HubClient
 SMALLEST_BYTES = 64 * 1024
 LARGEST_BYTES = 8 * 1024 * 1024
 LONG_ENOUGH_S = 0.5
+ROUND_TRIPS_ENOUGH = 4
 _ROUND_TRIPS = 5
 _GPU_QUERY_S = 10.0
 _DATE_RESOLUTION_S = 1.0
@@ -71,19 +72,24 @@ def measure_round_trips(client: HubClient) -> tuple[list[float], float | None]:
 
 
 def measure_rate(transfer: Callable[[int], float], rtt_s: float) -> float:
-    """Bits per second of the largest of a growing series of transfers.
+    """Bits per second of the largest of a growing series of transfers, made twice; the faster one counts.
 
     `transfer(count)` moves `count` bytes and returns the seconds it took. The round trip that every request costs is
-    taken off, but never more than three quarters of the time.
+    taken off, but never more than three quarters of the time. A new connection starts slowly: the last transfer lasts
+    several round trips, and its repetition runs at full speed.
     """
-    count = SMALLEST_BYTES
+    count, enough_s = SMALLEST_BYTES, max(LONG_ENOUGH_S, ROUND_TRIPS_ENOUGH * rtt_s)
     while True:
-        took_s = max(transfer(count), 1e-6)
-        moving_s = max(took_s - rtt_s, took_s / 4)
-        if moving_s >= LONG_ENOUGH_S or count >= LARGEST_BYTES:
-            return 8.0 * count / moving_s
-        wanted = count * LONG_ENOUGH_S * 1.2 / moving_s
+        moving_s = _moving_s(transfer, count, rtt_s)
+        if moving_s >= enough_s or count >= LARGEST_BYTES:
+            return 8.0 * count / min(moving_s, _moving_s(transfer, count, rtt_s))
+        wanted = count * enough_s * 1.2 / moving_s
         count = min(LARGEST_BYTES, max(2 * count, min(8 * count, int(wanted))))
+
+
+def _moving_s(transfer: Callable[[int], float], count: int, rtt_s: float) -> float:
+    took_s = max(transfer(count), 1e-6)
+    return max(took_s - rtt_s, took_s / 4)
 
 
 def measure_machine(folder: Path) -> dict[str, float]:
