@@ -230,6 +230,8 @@ class SyncSection(Section):
             up, down = wish.up, wish.down
         if down == "topk":
             found.append(("compression", 'topk is for pushes only: give compression = {up = "topk", down = "int4"}'))
+        if given.get("outer_delay", 1) != 1 and not given.get("outer_momentum"):
+            found.append(("outer_delay", "sync.outer_delay delays the outer momentum: give sync.outer_momentum too"))
         if given.get("send") == "gradient":
             found += _gradient_conflicts(given, (up, down))
         return found
@@ -261,6 +263,8 @@ def _gradient_conflicts(sync: Mapping[str, Any], codecs: tuple[object, object]) 
             ("interval", "gradients are sent after every step; for fewer rounds use optim.gradient_accumulation, "
              'or send = "pseudo_gradient" with this interval, which learns better')
         )  # fmt: skip
+    if sync.get("overlap", "auto") is True:
+        found.append(("overlap", "gradients cannot be overlapped: every step waits for the mean"))
     for key, plain in (("outer_lr", 1), ("outer_momentum", 0)):
         if sync.get(key, plain) != plain:
             found.append((key, f'sync.{key} is for send = "pseudo_gradient": gradients go into the inner optimizer'))
@@ -371,6 +375,12 @@ class Job(Section):
             found.append(("data", "a streamed data set has no known end: say how many with train.samples"))
         if _value(given.get("optim"), "optimizer") == "1-bit-adam" and _value(given.get("sync"), "send") != "gradient":
             found.append(("optim", 'optim.optimizer = "1-bit-adam" needs sync.send = "gradient"'))
+        if _value(given.get("sync"), "send") == "gradient":
+            optimizer = _value(given.get("optim"), "optimizer")
+            if optimizer in ("muon", "sgd"):
+                found.append(("optim", f'sync.send = "gradient" makes AdamW\'s step, not that of {optimizer}'))
+            if _value(given.get("nodes"), "sharding") == "fsdp2":
+                found.append(("nodes", 'sync.send = "gradient" does not work with nodes.sharding = "fsdp2"'))
         return found
 
     def to_dict(self) -> dict[str, Any]:

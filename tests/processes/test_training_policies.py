@@ -1,5 +1,7 @@
 """Whole runs under other policies: async, streamed fragments, a slow node, settings that change on the way."""
 
+import os
+import signal
 from pathlib import Path
 
 from cluster import Cluster, wait_for
@@ -42,7 +44,7 @@ def test_in_async_each_push_is_an_entry_weighted_by_nodes_and_staleness(tmp_path
         both = [c for entry in found for c in entry.header.contributors][4:-4]
         assert {c.node for c in both} == {"a", "b"}
         for contributor in both:
-            expected = (2 * (1 + contributor.staleness)) ** -0.5
+            expected = (1 + contributor.staleness) ** -0.5 / 2
             assert abs(contributor.weight - expected) < 1e-6
         assert each_once(records, 1600)
         assert info.loss_consistent is True
@@ -148,3 +150,39 @@ def test_one_bit_adam_survives_the_death_of_a_node_and_of_the_hub(tmp_path: Path
         assert info.samples.lost == 0
         losses = [point.loss for point in sorted(info.evaluations, key=lambda point: point.version)]
         assert losses[-1] < losses[0] - 0.3
+
+
+def test_gradients_of_ranks_fragments_and_buffers_end_equal_also_after_one_that_was_not_finite(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    with Cluster(tmp_path) as cluster:
+        cluster.add_nodes("a", "b")
+        sync = {"send": "gradient", "interval": 1, "fragments": 2}
+        options = ("--step-s", 0.01, "--batch-norm", "--nan", "b:5")
+        run = cluster.submit(script_job(records, *options, nodes=2, ranks=2, samples=1920, sync=sync))
+        info = cluster.finished(run)
+        assert len(info.versions) == 2
+        assert info.loss_consistent is True
+        assert info.samples.lost == 0
+        assert len({end["digest"] for end in ends(records)}) == 1
+        assert len(ends(records)) == 4
+
+
+def test_a_worker_that_waits_for_a_mean_hears_that_it_shall_leave(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    with Cluster(tmp_path) as cluster:
+        nodes = cluster.add_nodes("a", "b")
+        sync = {"send": "gradient", "interval": 1, "deadline": "60 s"}
+        job = script_job(records, "--step-s", 0.02, nodes=2, samples=64_000, sync=sync, fault={"grace": "60 s"})
+        run = cluster.submit(job)
+        cluster.await_version(run, 10)
+        os.kill(nodes[1].worker_pid(), signal.SIGSTOP)
+        try:
+            wait_for(
+                lambda: cluster.member(run, "a").pushes_accepted > cluster.member(run, "a").pushes_merged, "a waits"
+            )
+            os.kill(nodes[0].worker_pid(), signal.SIGTERM)
+            cluster.await_event("worker.detached", "a")
+        finally:
+            os.kill(nodes[1].worker_pid(), signal.SIGCONT)

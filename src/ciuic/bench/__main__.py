@@ -14,6 +14,7 @@ from ciuic.bench.machine import machine_facts
 from ciuic.bench.names import NAMES
 from ciuic.errors import CiuicError, error_to_dict, render_error
 
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one benchmark; the exit code is the error's."""
     parser = argparse.ArgumentParser(prog="ciuic bench", description=__doc__)

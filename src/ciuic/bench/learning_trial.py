@@ -16,11 +16,10 @@ from ciuic.bench.learning_optim import Inner, cosine
 from ciuic.bench.learning_stack import Stack
 from ciuic.errors import NonFiniteError
 from ciuic.ledger.outer import OuterOptimizer
+from ciuic.train.gradients import freeze_at
 
 CODE_VERSION = 1
 """Part of every key of the cache: raise it when a change moves the numbers."""
-FREEZE_AT = 0.2
-"""Progress at which 1-bit Adam freezes the second moment."""
 NODES, BATCH, HELD_OUT_WINDOWS, CLIP = 4, 4, 384, 1.0
 ModelName = Literal["dense", "moe"]
 Mode = Literal["ddp", "pseudo_gradient", "gradient", "onebit_adam"]
@@ -55,7 +54,8 @@ class Trial:
         """Hex digest of all that decides the numbers."""
         setting = asdict(self.setting)
         del setting["name"]
-        facts = [setting, self.lr, self.multiplier, self.seed, CODE_VERSION, load_text().digest]
+        facts: list[Any] = [setting, self.lr, self.multiplier, self.seed, CODE_VERSION, load_text().digest]
+        facts += [freeze_at(self.setting.warmup / self.setting.steps)] if self.setting.mode == "onebit_adam" else []
         sizes = [NODES, BATCH, HELD_OUT_WINDOWS, CLIP, learning_gpt.LENGTH]
         return hashlib.blake2b(json.dumps([facts, sizes], sort_keys=True).encode(), digest_size=12).hexdigest()
 
@@ -139,7 +139,8 @@ def _every_step(trial: Trial, stack: Stack, tokens: int) -> EveryStep:
     setting = trial.setting
     frozen = setting.mode == "onebit_adam"
     feedback = frozen or setting.codec in ("1-bit", "2-bit")
-    layout = gradient_layout(stack.layout, feedback=feedback, freeze_at=FREEZE_AT if frozen else 1.0)
+    freeze = freeze_at(setting.warmup / setting.steps)
+    layout = gradient_layout(stack.layout, feedback=feedback, freeze_at=freeze if frozen else 1.0)
     ledger = Ledger(layout, stack.initial, setting.codec, NODES)
-    freeze_after = int(FREEZE_AT * setting.steps) if frozen else 0
+    freeze_after = int(freeze * setting.steps) if frozen else 0
     return EveryStep(stack, ledger, trial.lr, tokens=tokens, freeze_after=freeze_after)

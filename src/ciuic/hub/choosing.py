@@ -54,6 +54,8 @@ class Chooser:
             codec_down=found.codec_down,
             why=found.why,
         )
+        if found.choice is None:
+            return None  # links or steps are not measured yet
         first = settings.why.startswith("default")
         return wanted if first or _plain(wanted) != _plain(settings) else None
 

@@ -2,7 +2,7 @@
 
 from ciuic.codec import CODEC_NAMES
 from ciuic.errors import UsageError
-from ciuic.job import LARGEST_COUNT, Job
+from ciuic.job import LARGEST_COUNT, Job, SyncSection
 from ciuic.ledger.settings import Settings
 from ciuic.net.messages import SyncRequest
 from ciuic.plan.settings import default_settings, wishes_of
@@ -24,8 +24,8 @@ def settings_of(job: Job) -> Settings:
     )
 
 
-def changed(settings: Settings, request: SyncRequest, by: str) -> Settings:
-    """The settings after an operator's change. Raises UsageError."""
+def changed(settings: Settings, request: SyncRequest, by: str, job: Job) -> Settings:
+    """The settings after an operator's change. Raises UsageError for what this job's run cannot do."""
     wanted = Settings(
         policy=request.policy or settings.policy,
         interval=request.interval or settings.interval,
@@ -38,7 +38,21 @@ def changed(settings: Settings, request: SyncRequest, by: str) -> Settings:
     _check_codec(wanted.codec_down, tuple(name for name in CODEC_NAMES if name not in UP_ONLY))
     if not 1 <= wanted.interval <= LARGEST_COUNT:
         raise UsageError(f"an interval of {wanted.interval} steps cannot be", next="give 1 or more")
+    if job.sync.send == "gradient":
+        _check_gradients(wanted)
     return wanted
+
+
+def _check_gradients(wanted: Settings) -> None:
+    """The same as a job that sends gradients may say."""
+    sync = {
+        "send": "gradient",
+        "policy": wanted.policy,
+        "interval": wanted.interval,
+        "compression": {"up": wanted.codec_up, "down": wanted.codec_down},
+    }
+    for _, sentence in SyncSection.conflicts(sync):
+        raise UsageError("this run sends gradients and cannot change so", cause=sentence)
 
 
 def _check_codec(name: str, allowed: tuple[str, ...]) -> None:

@@ -223,7 +223,9 @@ class Aggregator:
             raise ProtocolError("an entry of gradient mode needs a learning rate")
         if not self._stepper.rule.feedback or facts.step.next_phase != facts.step.phase:
             residual[:] = 0
-        return self._stepper.apply(self.base, entry, self.moments, facts.step, self.version + 1)
+        base, moments = self._stepper.apply(self.base, entry, self.moments, facts.step, self.version + 1)
+        self.check_finite(base, f"the step to version {self.version + 1}")
+        return base, moments
 
     def _weights(self, pushes: list[Push], facts: Facts) -> list[np.float32]:
         total = sum(p.header.tokens for p in pushes)

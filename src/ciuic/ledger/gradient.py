@@ -80,6 +80,11 @@ class GradientReplica:
         self.in_flight, self.progress = None, Progress()
         return self.vectors.from_host(self.base)
 
+    @property
+    def base_vector(self) -> Any:
+        """The base as a vector of theta's back end."""
+        return self.vectors.from_host(self.base)
+
     def stepped(self, tokens: int, ranges: tuple[Range, ...] | list[Range] = ()) -> None:
         """The next push's gradient is over these tokens and samples."""
         self.progress.add(tokens, ranges)

@@ -2,9 +2,9 @@
 
 sync   A round closes when every expected member has pushed (`complete`), or when enough of them have (min_fraction)
        and the adaptive deadline has passed. Late pushes stay for the next round. Weights are shares of its tokens.
-async  Each push makes an entry at once. It weighs 1 / sqrt(W (1 + s)) with W nodes at work and a base s versions
-       behind: nodes of equal speed have s = W - 1, so one push of each together moves the base by their mean, as one
-       round of `sync` does (the tokens per update stay), and staler work counts less (arXiv 1903.03934, a = 1/2).
+async  Each push makes an entry at once. It weighs 1 / W (1 + s)^-1/2 with W nodes at work and a base s versions
+       behind: one push of each together moves the base by their mean, as one round of `sync` does (the tokens per
+       update stay), and staler work counts less (arXiv 1903.03934, a = 1/2). W entries are what a round is in `sync`.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ class Policy:
     min_fraction: float = 0.67
     """Share of the expected members, rounded to a number of them, without which no deadline closes a round."""
     max_staleness: int = 4
-    """A push whose base is older than this many versions is rejected; its progress stays with its node."""
+    """A push whose base is older than this many rounds is rejected; its progress stays with its node."""
     deadline_s: float | None = None
     """Fixed wait after the round's first push; None: median + `spread` x MAD of the lateness seen so far."""
     spread: float = 4.0
@@ -41,6 +41,10 @@ class Policy:
     """The deadline until enough arrivals were seen."""
     history: int = 64
     """How many arrivals the adaptive deadline remembers."""
+
+    def staleness_limit(self, at_work: int) -> int:
+        """`max_staleness` in versions, when `at_work` nodes train."""
+        return self.max_staleness * (max(1, at_work) if self.kind == "async" else 1)
 
 
 class Inbox:
@@ -102,19 +106,20 @@ class Inbox:
         """When the deadline of the present round passes; None before its first push."""
         return None if self._first_s is None else self._first_s + self.deadline_s()
 
-    def select(self, version: int) -> tuple[list[Push], tuple[Rejection, ...]]:
+    def select(self, version: int, at_work: int = 1) -> tuple[list[Push], tuple[Rejection, ...]]:
         """What the closing round merges (at most one push per node, the oldest) and what is too stale by now.
 
         With `async` it merges one push: the one that has waited longest.
         """
-        if all(version - p.header.base_version > self.policy.max_staleness for p in self.waiting.values()):
+        limit = self.policy.staleness_limit(at_work)
+        if all(version - p.header.base_version > limit for p in self.waiting.values()):
             version = min(p.header.base_version for p in self.waiting.values())  # an entry needs a contributor
         merged: list[Push] = []
         rejected: list[Rejection] = []
         seen: set[str] = set()
         for key in sorted(self.waiting):
             push = self.waiting[key]
-            if version - push.header.base_version > self.policy.max_staleness:
+            if version - push.header.base_version > limit:
                 node, incarnation, sequence = key
                 rejected.append(Rejection(node=node, incarnation=incarnation, sequence=sequence, reason="stale"))
             elif push.header.node not in seen:
@@ -136,7 +141,7 @@ class Inbox:
     def weights(self, pushes: list[Push], version: int, at_work: int) -> dict[Key, float]:
         """What each of these pushes is multiplied with, as fp32 numbers, when `at_work` nodes train."""
         if self.policy.kind == "async":
-            shares = [1 / (max(1, at_work) * (1 + version - p.header.base_version)) ** 0.5 for p in pushes]
+            shares = [(1 + version - p.header.base_version) ** -0.5 / max(1, at_work) for p in pushes]
         else:
             total = sum(p.header.tokens for p in pushes)
             shares = [p.header.tokens / total for p in pushes]

@@ -20,6 +20,7 @@ MAX_ELEMENTS = 1 << 42
 MAX_COUNTERS = 65_536
 MAX_FRAGMENTS = 256
 MAX_SCALE = 1e6
+LEAST_EPS = 1e-12
 LEAST_FREEZE = 0.2
 """Freezing the second moment earlier than at this progress breaks training (measured: 2.64 and 2.30 against 2.14)."""
 _SECTION_ORDER = {"coded": 0, "small": 1, "buffer": 2, "counter": 3}
@@ -152,11 +153,11 @@ def _check_step(step: StepRule | None) -> None:
     if step is None:
         return
     betas = 0 <= step.beta1 < 1 and 0 <= step.beta2 < 1
-    if not (betas and 0 < step.eps <= 1 and LEAST_FREEZE <= step.freeze_at <= 1):
+    if not (betas and LEAST_EPS <= step.eps <= 1 and LEAST_FREEZE <= step.freeze_at <= 1):
         raise ProtocolError(
             "the step rule of this layout cannot be",
             cause=f"betas {step.beta1}, {step.beta2}, eps {step.eps}, freeze_at {step.freeze_at}",
-            next=f"betas lie in [0, 1), eps in (0, 1], freeze_at in [{LEAST_FREEZE}, 1]",
+            next=f"betas lie in [0, 1), eps in [{LEAST_EPS}, 1], freeze_at in [{LEAST_FREEZE}, 1]",
         )
 
 

@@ -89,6 +89,11 @@ class Replica:
         self.in_flight, self.progress, self.has_stepped = None, Progress(), False
         return self.vectors.copy(self.base)
 
+    @property
+    def base_vector(self) -> Any:
+        """The base as a vector of theta's back end."""
+        return self.base
+
     def stepped(self, tokens: int, ranges: tuple[Range, ...] | list[Range] = ()) -> None:
         """theta has moved by inner steps over these tokens and samples."""
         self.progress.add(tokens, ranges)

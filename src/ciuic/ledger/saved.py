@@ -1,6 +1,6 @@
 """A node's machine as bytes, with its parameters: saved, killed and loaded it goes on as if nothing had happened.
 
-Residuals, pushed but unmerged progress, the very bytes of pushes in flight, and unpushed samples are all in it.
+For checkpoints of a node; a worker that was killed without one starts from the ledger's newest base. Residuals, pushed but unmerged progress, the very bytes of pushes in flight, and unpushed samples are all in it.
 """
 
 from typing import Any
@@ -89,9 +89,7 @@ def load_machine(machine: NodeMachine, data: Buffer) -> list[Any]:
     except msgspec.DecodeError as error:
         raise FrameError("the saved state of this node is not valid", cause=str(error)) from error
     counts = [machine.layout.fragment_shape(f).element_count for f in range(machine.layout.fragment_count)]
-    expected = sum(4 * count * len(part.vectors) for count, part in zip(counts, header.fragments, strict=False))
-    if header.layout_digest != machine.layout.digest or len(frame.payload) != expected:
-        raise FrameError("the saved state is of another model", next="load the state that this run has saved")
+    _check(machine, header, counts, len(frame.payload))
     values = np.frombuffer(bytes(frame.payload), np.float32)
     machine.place = Place(run=header.run, node=header.node, incarnation=header.incarnation, epoch=header.epoch)
     machine.lr, machine.sequences = header.lr, list(header.sequences)
@@ -101,6 +99,18 @@ def load_machine(machine: NodeMachine, data: Buffer) -> list[Any]:
         place += count * len(part.vectors)
         thetas.append(_restore(replica, part, vectors))
     return thetas
+
+
+def _check(machine: NodeMachine, header: _Header, counts: list[int], payload_bytes: int) -> None:
+    names = [("theta", *_vectors(replica)) for replica in machine.replicas]
+    fits = (
+        header.layout_digest == machine.layout.digest
+        and [part.vectors for part in header.fragments] == names
+        and len(header.sequences) == len(counts)
+        and payload_bytes == sum(4 * count * len(part) for count, part in zip(counts, names, strict=True))
+    )
+    if not fits:
+        raise FrameError("the saved state is of another model", next="load the state that this run has saved")
 
 
 def _vectors(replica: Replica | GradientReplica) -> dict[str, Float]:

@@ -9,6 +9,7 @@ Only elementwise operations that IEEE 754 rounds once each (no fused multiply-ad
 the same bits and replicas stay identical without ever exchanging them. Buffers are averaged: base = base - decoded.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,7 +97,7 @@ class Stepper:
             update *= np.float32(rate)
         else:
             update = self._adam(mean, first, second, version)
-            update *= np.float32(rate / (1 - self.rule.beta1**version))
+            update *= np.float32(rate / (1 - power(self.rule.beta1, version)))
             if facts.next_phase == "frozen":
                 second[:] = np.maximum(self._denominator(second, version), FLOOR)
         if span.weight_decay:
@@ -115,9 +116,20 @@ class Stepper:
 
     def _denominator(self, second: Float, version: int) -> Float:
         root = np.sqrt(second)
-        root /= np.float32((1 - self.rule.beta2**version) ** 0.5)
+        root /= np.float32(math.sqrt(1 - power(self.rule.beta2, version)))
         root += np.float32(self.rule.eps)
         return root
+
+
+def power(base: float, exponent: int) -> float:
+    """base to a whole number >= 0 by multiplications only: C's pow may differ between machines in the last bit."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
 
 
 def dither_seed(who: str, sequence: int, fragment: int) -> int:

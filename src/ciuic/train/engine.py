@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ciuic.errors import NonFiniteError
+from ciuic.errors import NonFiniteError, RunFailedError
 from ciuic.ledger.entry import Entry
 from ciuic.ledger.intervals import Range
 from ciuic.ledger.node import NodeMachine
@@ -32,6 +32,10 @@ from ciuic.train.telling import Telling
 DetachReason = Literal["finished", "drained", "stopped", "failed"]
 AHEAD_S = 30.0
 """Samples for so long are leased ahead, so that a node trains on while the hub is away."""
+PASSING = ("stale", "ahead")
+"""Reasons for which a later push is accepted."""
+REFUSED_LIMIT = 3
+"""So many pushes in a row that are refused for another reason fail the worker."""
 DRAIN_S = 5.0
 """A draining worker waits so long for its last pushes to merge, when there is more to push."""
 NON_FINITE_LIMIT = 3
@@ -50,6 +54,10 @@ class Turn:
     worked_since_s: float = 0.0
     acknowledged: int = 0
     """Sequence of the newest push that the hub has stored."""
+    not_finite: int = 0
+    """Pushes in a row that could not be made because progress was not finite."""
+    refused: int = 0
+    """Pushes in a row that the hub will not take, however often they are sent."""
 
 
 @dataclass(kw_only=True)
@@ -81,7 +89,6 @@ class Engine:
     _initialized: bool = False
     _initial_loss: tuple[float, int] | None = None
     _least_ahead: int = 1
-    _in_a_row: int = 0
     _drain_since_s: float = 0.0
 
     @property
@@ -196,10 +203,22 @@ class Engine:
             self.machine.use(item.reply.pace.codec_up)
             self.interval = item.reply.pace.interval
         if item.reply.status == "rejected":
-            _log.warning("a push was rejected (%s): %s", item.reply.reason, item.reply.detail)
-            self.machine.rejected(item.fragment, item.sequence)
+            self._rejected(item)
         else:
-            self._turns[item.fragment].acknowledged = item.sequence
+            turn = self._turns[item.fragment]
+            turn.acknowledged, turn.refused = item.sequence, 0
+
+    def _rejected(self, item: Answered) -> None:
+        reply, turn = item.reply, self._turns[item.fragment]
+        _log.warning("a push was rejected (%s): %s", reply.reason, reply.detail)
+        self.machine.rejected(item.fragment, item.sequence)
+        turn.refused = 0 if reply.reason in PASSING else turn.refused + 1
+        if turn.refused >= REFUSED_LIMIT:
+            raise RunFailedError(
+                f"the hub refuses this node's pushes ({reply.reason})",
+                cause=reply.detail,
+                next="look at the run's events; the other nodes go on",
+            )
 
     def _merge(self, entry: Entry) -> None:
         """Apply an entry to its gathered fragment; evaluate its base when it is this node's turn."""
@@ -220,9 +239,9 @@ class Engine:
         try:
             push = self.machine.push(fragment, theta, self.state.counters() if fragment == 0 else ())
         except NonFiniteError as error:
-            self._give_up(error)
+            self._give_up(turn, error)
             return True
-        self._in_a_row = 0
+        turn.not_finite = 0
         turn.pushed_at_s = turn.worked_since_s = time.perf_counter()
         turn.next_step = self.meter.steps + self.interval
         self.meter.pushes += 1
@@ -230,11 +249,11 @@ class Engine:
         self.courier.send(push)
         return False
 
-    def _give_up(self, error: NonFiniteError) -> None:
+    def _give_up(self, turn: Turn, error: NonFiniteError) -> None:
         """Progress since the last push is lost in every fragment: its steps were taken together."""
-        self._in_a_row += 1
+        turn.not_finite += 1
         _log.warning("%s; training goes on from version %d", error, self.machine.replicas[0].version)
-        if self._in_a_row >= NON_FINITE_LIMIT:
+        if turn.not_finite >= NON_FINITE_LIMIT:
             raise error
         for fragment in range(len(self.machine.replicas)):
             self.leases.put_back(self.machine.discard(fragment, self.state.theta_of(fragment)))
@@ -268,7 +287,7 @@ class Engine:
         if self.draining:
             changed = self._process_arrivals(timeout_s if self._in_flight() else 0.0)
             return self._drained_step(changed)
-        if self.leases.has_samples:
+        if self.leases.has_samples and not self.leases.is_complete:
             return "work", False
         changed = self._process_arrivals()
         if self.leases.is_complete:
@@ -310,7 +329,7 @@ class Engine:
         if any(r.version < version for r, version in zip(self.machine.replicas, final, strict=True)):
             return "again", self._process_arrivals(timeout_s) or changed
         for fragment, replica in enumerate(self.machine.replicas):
-            self.state.theta_of(fragment)[:] = replica.base
+            self.state.theta_of(fragment)[:] = replica.base_vector
         self.state.scatter()
         return "end", True
 
@@ -343,7 +362,7 @@ class Engine:
 
     def _base(self) -> Any:
         """The base of all fragments [element_count]."""
-        bases = [replica.base for replica in self.machine.replicas]
+        bases = [replica.base_vector for replica in self.machine.replicas]
         if len(bases) == 1:
             return bases[0]
         return np.concatenate(bases) if isinstance(bases[0], np.ndarray) else torch.cat(bases)

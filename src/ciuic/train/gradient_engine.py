@@ -28,9 +28,9 @@ class GradientEngine(Engine):
                 fragment, self.tap.of(fragment, replica.base), self.state.counters() if fragment == 0 else ()
             )
         except NonFiniteError as error:
-            self._give_up(error)
+            self._give_up(turn, error)
             return True
-        self._in_a_row = 0
+        turn.not_finite = 0
         turn.pushed_at_s = time.perf_counter()
         turn.next_step = self.meter.steps + 1
         self.meter.pushes += 1

@@ -90,15 +90,9 @@ class Leases:
                 if enough:
                     self._changed.wait(0.5)
                     continue
-            request = m.LeaseRequest(
-                incarnation=self._incarnation,
-                count=max(self._chunk, self.ahead - ready),
-                request_id=self._request_id + 1,
-                step=self._step,
-                unpushed=self.unpushed and self.several,
-            )
+            count = max(self._chunk, self.ahead - ready)
             reply: m.LeaseReply = persistently(
-                lambda r=request: post(client, self._run_id, "lease", r, m.LeaseReply),
+                lambda n=count: post(client, self._run_id, "lease", self._request(n), m.LeaseReply),
                 stop=stop,
                 what="leasing samples",
             )
@@ -106,6 +100,16 @@ class Leases:
             self.cpu_s = time.thread_time()
             if reply.status == "wait":
                 stop.wait(ASK_AGAIN_S)
+
+    def _request(self, count: int) -> m.LeaseRequest:
+        """As things are now, also when an earlier try was lost."""
+        return m.LeaseRequest(
+            incarnation=self._incarnation,
+            count=count,
+            request_id=self._request_id + 1,
+            step=self._step,
+            unpushed=self.unpushed and self.several,
+        )
 
     def _take_reply(self, reply: m.LeaseReply) -> None:
         with self._changed:

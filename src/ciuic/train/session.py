@@ -127,9 +127,15 @@ class Run:
         self._state.layout = stepping_layout(self._state.layout, self.job, model, optimizer)
         self._tap = tap = GradientTap(model, self._state)
 
-        def before_step(*_: object) -> None:
+        def before_step(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._taken:
                 return
+            if kwargs.get("closure") is not None or any(callable(arg) for arg in args[1:]):
+                raise TrainingLoopError(
+                    "gradient mode cannot use optimizer.step(closure)",
+                    cause="the gradients are needed before the step, and a closure computes them inside it",
+                    next='call backward and then step(), or use [sync] send = "pseudo_gradient"',
+                )
             tap.take()
             if isinstance(self._engine, GradientEngine):
                 self._engine.lr = float(optimizer.param_groups[0]["lr"])
@@ -304,6 +310,8 @@ class Run:
 
         def drain(signum: int, frame: object) -> None:
             self._drain_asked = True
+            if self._engine is not None:
+                self._engine.draining = True  # also while it waits for an entry
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if self._attaching:
                 raise SystemExit(DRAINED)  # nothing was trained yet

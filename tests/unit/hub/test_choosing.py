@@ -75,7 +75,7 @@ def test_given_values_stay_and_only_the_rest_is_chosen(chooser: Chooser) -> None
 
 
 def test_nothing_is_chosen_over_an_operators_hand(chooser: Chooser) -> None:
-    by_hand = changed(settings_of(job()), SyncRequest(interval=33), "ops")
+    by_hand = changed(settings_of(job()), SyncRequest(interval=33), "ops", job())
     assert chooser.choose(job(), LARGE, by_hand, nodes(), links(20e6)) is None
     assert msgspec.structs.replace(by_hand, by_hand=False).interval == 33
 

@@ -23,6 +23,7 @@ JOB = {"name": "tiny", "nodes": {"min": 1}}
 
 class FakeLedger:
     """Counts what it is asked; `finished`, `problem` and `returned` are set by the test."""
+
     layout = None
 
     def __init__(self, emit: Callable[[str, str, str, dict[str, Any]], None]) -> None:

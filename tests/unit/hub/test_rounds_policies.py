@@ -30,8 +30,8 @@ def test_in_async_every_push_makes_an_entry_at_once_with_its_weight(rounds: Make
     assert world.version == 2
     first, second = (world.ledger.fragments[0].store.entry(v).header for v in (1, 2))
     assert (first.why, second.why) == ("pushed", "pushed")
-    assert first.contributors[0].weight == pytest.approx(3**-0.5)
-    assert second.contributors[0].weight == pytest.approx((3 * 2) ** -0.5)
+    assert first.contributors[0].weight == pytest.approx(1 / 3)
+    assert second.contributors[0].weight == pytest.approx(2**-0.5 / 3)
     world.restart()
     assert world.version == 2
 
@@ -103,3 +103,25 @@ def test_a_change_that_cannot_be_is_refused_and_changes_nothing(rounds: Make, re
     with pytest.raises(UsageError):
         world.ledger.change(request_, "ops")
     assert world.ledger.settings == before
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        m.SyncRequest(policy="async"),
+        m.SyncRequest(interval=4),
+        m.SyncRequest(codec_up="1-bit"),
+        m.SyncRequest(codec_down="1-bit"),
+    ],
+    ids=["policy", "interval", "up", "down"],
+)
+def test_a_run_that_sends_gradients_cannot_be_changed_to_what_its_job_could_not_say(
+    rounds: Make, request_: m.SyncRequest
+) -> None:
+    world = rounds(send="gradient", compression="int4")
+    before = world.ledger.settings
+    with pytest.raises(UsageError, match="sends gradients"):
+        world.ledger.change(request_, "ops")
+    assert world.ledger.settings == before
+    world.ledger.change(m.SyncRequest(codec_up="int8", codec_down="bf16"), "ops")
+    assert world.ledger.settings.codec_up == "int8"

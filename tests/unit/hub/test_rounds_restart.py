@@ -42,7 +42,9 @@ def known(rounds: Rounds) -> dict[str, Any]:
         "waiting": [sorted(f.inbox.waiting) for f in ledger.fragments],
         "sequences": [sorted(f.sequences.items()) for f in ledger.fragments],
         "residuals": [f.aggregator.residual.tobytes() for f in ledger.fragments],
-        "momenta": [m.tobytes() if (m := f.aggregator.outer_state.momentum) is not None else None for f in ledger.fragments],
+        "momenta": [
+            m.tobytes() if (m := f.aggregator.outer_state.momentum) is not None else None for f in ledger.fragments
+        ],
         "started": ledger.started,
         "finished": ledger.finished,
     }

@@ -15,6 +15,7 @@ from ciuic.ledger.gradient import GradientReplica
 from ciuic.ledger.layout import Layout, StepRule, Tensor, make_layout
 from ciuic.ledger.node import NodeMachine, Place
 from ciuic.ledger.outer import OuterOptimizer
+from ciuic.ledger.stepping import power
 
 RATES = (4e-3, 2e-3, 1e-3, 3e-3, 5e-3, 0.0, 2e-3, 1e-3)
 
@@ -214,6 +215,11 @@ def test_an_aggregator_restored_from_its_snapshot_goes_on_bit_for_bit() -> None:
     assert first.entry.to_frame() == second.entry.to_frame()
 
 
+@given(base=st.floats(0, 0.999999), exponent=st.integers(0, 10**6))
+def test_powers_are_right_and_made_by_multiplication_only(base: float, exponent: int) -> None:
+    assert power(base, exponent) == pytest.approx(base**exponent, rel=1e-9, abs=1e-300)
+
+
 def test_nothing_is_pushed_twice_or_without_progress() -> None:
     world = World(layout(), "int4")
     with pytest.raises(ConflictError):
@@ -223,7 +229,9 @@ def test_nothing_is_pushed_twice_or_without_progress() -> None:
         world.push(0, world.gradient())
 
 
-@pytest.mark.parametrize("bad", [{"beta1": 1.0}, {"eps": 0.0}, {"freeze_at": 0.1}, {"beta2": float("nan")}])
+@pytest.mark.parametrize(
+    "bad", [{"beta1": 1.0}, {"eps": 0.0}, {"eps": 1e-50}, {"freeze_at": 0.1}, {"beta2": float("nan")}]
+)
 def test_a_rule_that_cannot_be_is_refused(bad: dict[str, float]) -> None:
     rule = StepRule(**{"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, **bad})
     with pytest.raises(ProtocolError, match="step rule"):

@@ -15,7 +15,7 @@ def push(node: str, sequence: int = 1, base: int = 0, incarnation: int = 1) -> P
     return push_of(node=node, sequence=sequence, base_version=base, incarnation=incarnation)
 
 
-def inbox(**policy: float) -> Inbox:
+def inbox(**policy: float | str) -> Inbox:
     return Inbox(Policy(**policy))  # type: ignore[arg-type]
 
 
@@ -240,3 +240,49 @@ def test_each_push_is_merged_rejected_or_kept_and_a_round_is_never_empty(
     assert set(box.waiting) == set(waiting) - set(keys) - set(refused)
     for key in box.waiting:
         assert any(other[0] == key[0] and other < key for other in keys), "kept without an older one before it"
+
+
+# ---- async
+
+
+def test_in_async_one_fresh_push_of_each_node_weighs_as_much_as_a_round_of_sync() -> None:
+    box = inbox(kind="async")
+    for at_work in (1, 2, 4, 8):
+        total = 0.0
+        for number in range(at_work):
+            one = push(f"n{number}", base=number)
+            total += box.weights([one], number, at_work)[one.key]
+        assert total == pytest.approx(1.0, abs=1e-6)
+
+
+def test_in_async_stale_work_counts_less_and_never_more_than_its_share() -> None:
+    box = inbox(kind="async")
+    weights = []
+    for behind in range(5):
+        one = push("n0", base=10 - behind)
+        weights.append(box.weights([one], 10, 4)[one.key])
+    assert weights == sorted(weights, reverse=True)
+    assert weights[0] == 0.25
+    assert weights[3] == pytest.approx(0.125)
+
+
+def test_in_async_staleness_counts_rounds_of_as_many_entries_as_there_are_nodes() -> None:
+    box = inbox(kind="async", max_staleness=2)
+    assert box.policy.staleness_limit(8) == 16
+    assert inbox(max_staleness=2).policy.staleness_limit(8) == 2
+    box.add(push("n0", base=0), 1.0, late=False)
+    box.add(push("n1", base=20), 1.0, late=False)
+    merged, rejected = box.select(16, 8)
+    assert ([p.header.node for p in merged], rejected) == (["n0"], ())
+    merged, rejected = box.select(17, 8)
+    assert [p.header.node for p in merged] == ["n1"]
+    assert [r.node for r in rejected] == ["n0"]
+
+
+def test_in_async_the_push_that_has_waited_longest_goes_first() -> None:
+    box = inbox(kind="async")
+    box.add(push("z"), 1.0, late=False)
+    box.add(push("a"), 2.0, late=False)
+    assert box.decide(["a", "z"], 2.0) == "pushed"
+    assert close(box) == [("z", 1)]
+    assert close(box) == [("a", 1)]
