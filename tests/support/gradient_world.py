@@ -1,4 +1,4 @@
-"""One hub and a few nodes in `gradient` mode in one process, with lost answers, deaths and kills of the hub. Real files."""
+"""One hub and a few nodes in `gradient` mode in one process: lost answers, deaths, kills of the hub. Real files."""
 
 import random
 from dataclasses import dataclass, field

@@ -66,7 +66,7 @@ class GradientReplica:
         version: int,
         counters: tuple[int, ...] = (),
         *,
-        moments: Mapping[str, Float] | None = None,
+        moments: Mapping[Any, Float] | None = None,
         phase: Phase = "adam",
     ) -> Any:
         """Start from a snapshot; returns theta. `moments`: its parts `first` and `second`; None before any step."""

@@ -1,6 +1,7 @@
 """A node's machine as bytes, with its parameters: saved, killed and loaded it goes on as if nothing had happened.
 
-For checkpoints of a node; a worker that was killed without one starts from the ledger's newest base. Residuals, pushed but unmerged progress, the very bytes of pushes in flight, and unpushed samples are all in it.
+Residuals, pushed but unmerged progress, the very bytes of pushes in flight, and unpushed samples are all in it. For
+checkpoints of a node; a worker that was killed without one starts from the ledger's newest base.
 """
 
 from typing import Any

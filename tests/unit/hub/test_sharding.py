@@ -16,6 +16,7 @@ from ciuic.hub.shard_book import PRESENT_S, ShardBook
 def a_world(fragments: int = 3) -> Iterator[ShardWorld]:
     with memory_folder() as folder:
         world = ShardWorld(folder, nodes=2, fragments=fragments, codec="1-bit", total=60, max_staleness=2)
+        world.agree()
         try:
             yield world
         finally:
@@ -74,6 +75,7 @@ def test_a_superseded_process_is_refused_by_a_shard_and_a_new_one_when_it_has_he
 def test_a_waiting_push_goes_with_its_fragment_and_merges_at_the_new_place() -> None:
     with a_world() as world:
         world.whole_round({"n0", "n1"})
+        assert not world.network
         world.agree()
         frame = pushed(world, "n0", 1)
         assert world.hub.push("n0", frame).status == "accepted"  # n1 has not pushed: it waits
