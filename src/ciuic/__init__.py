@@ -5,7 +5,7 @@
     run = ciuic.join()                                        # in a worker that ciuic started
     model, optimizer, loader = run.prepare(model, optimizer, loader)
 
-`join` and `Run` load torch when they are first used; `import ciuic` alone does not.
+`join` and `Run` load torch when they are first used; `import ciuic` alone does not, nor does `AsyncParameterServer`.
 """
 
 from typing import TYPE_CHECKING
@@ -22,12 +22,14 @@ from ciuic.errors import (
 )
 
 if TYPE_CHECKING:
+    from ciuic.parameter_server import AsyncParameterServer
     from ciuic.train.session import Run, join
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AccessError",
+    "AsyncParameterServer",
     "CiuicError",
     "JobFileError",
     "ProtocolError",
@@ -40,15 +42,19 @@ __all__ = [
     "join",
 ]
 
-_FROM_SESSION = ("Run", "join")
+_LAZY = {
+    "AsyncParameterServer": "ciuic.parameter_server",
+    "Run": "ciuic.train.session",
+    "join": "ciuic.train.session",
+}
 
 
 def __getattr__(name: str) -> object:
-    """Load the training side on first use (PEP 562); by name, so that the rooms below do not depend on torch here."""
-    if name in _FROM_SESSION:
+    """Load other rooms on first use (PEP 562); by name, so that the rooms below do not depend on torch here."""
+    if name in _LAZY:
         from importlib import import_module
 
-        return getattr(import_module("ciuic.train.session"), name)
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

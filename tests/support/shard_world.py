@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ledger_world import RUN, TOLERANCE, World
+from ledger_world import RUN, TOLERANCE, Message, World
 
 from ciuic.codec import FragmentCodec
 from ciuic.errors import ConflictError, MovedError, UnreachableError, UsageError
@@ -188,6 +188,10 @@ class ShardWorld(World):
         if not self.network:
             return
         message = self.network[index % len(self.network)]
+        if message.worker.dead and self._is_unheard(message):
+            self.network.remove(message)
+            self.hub.push(message.worker.name, message.frame)  # as if it had come before the new process
+            return
         try:
             super().deliver(index, keep=keep, lose_reply=lose_reply)
         except (MovedError, UnreachableError):
@@ -195,6 +199,15 @@ class ShardWorld(World):
                 self.network.append(message)  # the node tries again
         if self.is_prompt:
             self.agree()
+
+    def _is_unheard(self, message: Message) -> bool:
+        """The owner of its fragment does not know yet that the process that sent it was replaced."""
+        owner, _ = self.hub.ledger.sharding.owners.get(message.fragment, ("", 0))
+        host = self.hosts.get(owner)
+        part, piece = (host._parts.get(RUN), host._pieces.get((RUN, message.fragment))) if host else (None, None)
+        if part is None or piece is None or piece.rounds.is_frozen:
+            return False
+        return part.view.members.get(message.worker.name) == message.worker.machine.place.incarnation
 
     def pull(self, name: str, fragment: int, limit: int) -> None:
         try:

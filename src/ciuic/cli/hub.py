@@ -58,11 +58,51 @@ def status(as_json: JsonOption = False) -> None:
     print_grid(views.runs_grid(info.runs, now))
 
 
+@app.command("shard")
+def shard(
+    name: Annotated[str, typer.Option(help="Name of this shard in the network, like s1.")],
+    join: Annotated[
+        str, typer.Option(envvar="CIUIC_TOKEN", help="Token for a shard [CIUIC_TOKEN]; needed the first time.")
+    ] = "",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = (
+        "0.0.0.0"  # noqa: S104 - nodes come from other machines; everything needs a certificate
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8444,
+    url: Annotated[str, typer.Option(help="URL by which nodes and other shards reach this one.")] = "",
+    home: Annotated[Path | None, typer.Option(help="Folder for everything it keeps [CIUIC_HOME].")] = None,
+) -> int:
+    """Serve fragments of runs for a hub, in the foreground."""
+    from ciuic.hub.shard_config import ShardConfig
+    from ciuic.hub.shard_server import serve_shard
+
+    return serve_shard(ShardConfig(home=ciuic_home(home), name=name, join=join, host=host, port=port, url=url))
+
+
+@app.command("shards")
+def shards(
+    run: Annotated[str, typer.Argument(help="The run.")],
+    rebalance: Annotated[bool, typer.Option("--rebalance", help="Move fragments so that the load is even.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show which shard serves which fragment of a run, and what each carries."""
+    from ciuic.cli.shard_views import shard_lines
+    from ciuic.net.shard_messages import ShardsInfo
+
+    client = operator_client()
+    method, what = ("POST", "rebalance") if rebalance else ("GET", "shards")
+    info = client.call(method, f"/v1/runs/{run}/{what}", None, ShardsInfo)
+    if as_json:
+        print_json(info)
+        return
+    for line in shard_lines(info, started=rebalance):
+        print_line(line)
+
+
 @token_app.command("create")
 def create_token(
     lifetime: Annotated[str, typer.Option(help="How long it can be used, for example 30 min or 7 d.")] = "24 h",
     uses: Annotated[int, typer.Option(min=1, help="How many machines may join with it.")] = 1,
-    role: Annotated[str, typer.Option(help="What joins: node, operator or viewer.")] = "node",
+    role: Annotated[str, typer.Option(help="What joins: node, operator, viewer or shard.")] = "node",
     as_json: JsonOption = False,
 ) -> None:
     """Make a join token and print it.
@@ -73,8 +113,8 @@ def create_token(
     from ciuic.net.tokens import parse_token
 
     lifetime_s = parse_duration_s(lifetime)
-    if role not in ("node", "operator", "viewer"):
-        raise UsageError(f"there is no role {role!r}", next="use node, operator or viewer")
+    if role not in ("node", "operator", "viewer", "shard"):
+        raise UsageError(f"there is no role {role!r}", next="use node, operator, viewer or shard")
     request = CreateTokenRequest(lifetime_s=lifetime_s, uses=uses, role=role)
     client = operator_client()
     reply = client.call("POST", "/v1/tokens", request, CreateTokenReply)
@@ -83,7 +123,10 @@ def create_token(
         return
     machines = "one machine" if uses == 1 else f"{uses} machines"
     print_note(f"a token for {machines}, valid for {format_duration(lifetime_s)}; on each machine:")
-    print_note(
-        f"  CIUIC_TOKEN=<the token> ciuic node join {parse_token(reply.token).url} --location <a name like us-west>"
-    )
+    if role == "shard":
+        print_note("  CIUIC_TOKEN=<the token> ciuic hub shard --name <a name like s1> --url https://<its host>:8444")
+    else:
+        print_note(
+            f"  CIUIC_TOKEN=<the token> ciuic node join {parse_token(reply.token).url} --location <a name like us-west>"
+        )
     print_line(reply.token)

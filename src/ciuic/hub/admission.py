@@ -1,5 +1,7 @@
 """Why a push or the first parameters are refused, before they are stored."""
 
+from collections.abc import Collection
+
 import psutil
 
 from ciuic.errors import LayoutMismatchError, ModelError, NonFiniteError, ProtocolError
@@ -13,9 +15,12 @@ BYTES_PER_ELEMENT = 20
 SHARE_OF_MEMORY = 0.9
 
 
-def check_memory(layout: Layout) -> None:
-    """Refuse a model that this machine cannot aggregate, before anything is allocated. Raises ModelError."""
-    needed = BYTES_PER_ELEMENT * sum(t.element_count for t in layout.tensors)
+def check_memory(layout: Layout, elsewhere: Collection[int] = ()) -> None:
+    """Refuse a model that this machine cannot aggregate, before anything is allocated. Raises ModelError.
+
+    `elsewhere`: the fragments that shards serve.
+    """
+    needed = BYTES_PER_ELEMENT * sum(t.element_count for t in layout.tensors if t.fragment not in elsewhere)
     free = psutil.virtual_memory().available
     if needed > SHARE_OF_MEMORY * free:
         raise ModelError(

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ciuic.errors import ConflictError, DataError, LayoutMismatchError
-from ciuic.hub.admission import check_memory, check_version_0
+from ciuic.errors import DataError, LayoutMismatchError, MovedError
+from ciuic.hub.admission import check_memory
+from ciuic.hub.fragment_rounds import FragmentRounds
 from ciuic.hub.gathering import Gathering
-from ciuic.ledger.entry import snapshot_from_frame
 from ciuic.ledger.files import write_durable
 from ciuic.ledger.journal import Attached, Started
 from ciuic.ledger.layout import check_same_layout, layout_from_dict
@@ -33,12 +33,16 @@ class Attaching:
         layout = layout_from_dict(request.layout)
         self._check_same_ground(node, request)
         if ledger.layout is None:
-            check_memory(layout)
+            places = ledger.sharding.first_places(layout)
+            check_memory(layout, places)
             write_durable(ledger.folder / "layout.json", msgspec.json.encode(layout))
+            ledger.sharding.settle(places)
             ledger.set_layout(layout)
         else:
             check_same_layout(ledger.layout, layout)
         self.gathering.arrive(node, now_s)
+        if not all(isinstance(f, FragmentRounds) or f.is_heard for f in ledger.fragments):
+            return self._reply("wait")  # a shard has not said yet what it has
         if not self._has_base:
             first = self.gathering.should_initialize(node, now_s)
             return self._reply("initialize" if first else "wait")
@@ -115,13 +119,13 @@ class Attaching:
         ledger = self._ledger
         fragments = [
             m.FragmentState(
-                version=f.aggregator.version,
-                digest=f.aggregator.digest,
+                version=f.version,
+                digest=f.digest,
                 snapshot_version=f.snapshot_version,
-                snapshot_bytes=f.store.snapshot_path(f.snapshot_version).stat().st_size,
+                snapshot_bytes=f.snapshot_bytes,
+                url=ledger.sharding.url_of(f.number),
             )
             for f in ledger.fragments
-            if f.snapshot_version >= 0
         ]
         return m.AttachReply(
             incarnation=incarnation,
@@ -138,20 +142,8 @@ class Attaching:
         """See RunLedger.put_snapshot."""
         ledger = self._ledger
         place = ledger.fragment(fragment)
-        aggregator = place.aggregator
-        snapshot = snapshot_from_frame(frame, aggregator.element_count)
-        is_there = place.snapshot_version >= 0
-        if is_there and snapshot.header.digest == aggregator.digest:
-            return  # sent again because its reply was lost
-        if is_there or not self.gathering.may_upload(node):
-            raise ConflictError(
-                f"{node} is not the one that uploads version 0 of fragment {fragment}",
-                cause="another worker does, or it is there already",
-                next="attach again",
-            )
-        check_version_0(aggregator, snapshot)
-        aggregator.initialize(snapshot.vectors["base"], snapshot.header.counters)
-        place.store.save_snapshot(aggregator.snapshot(ledger.run_id))
-        place.snapshot_version = 0
-        ledger.tell("base.uploaded", f"{node} uploaded version 0 of fragment {fragment}", node=node)
-        ledger.wake()
+        if not isinstance(place, FragmentRounds):
+            raise MovedError(f"fragment {fragment} is served by shard {place.shard}", next="ask the hub where")
+        if place.put_version_0(node, frame, self.gathering.uploaders()):
+            ledger.tell("base.uploaded", f"{node} uploaded version 0 of fragment {fragment}", node=node)
+            ledger.wake()

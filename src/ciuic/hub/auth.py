@@ -20,6 +20,7 @@ RENEW_BEFORE_S = 30 * 86400.0
 OPERATORS: frozenset[Role] = frozenset({"operator"})
 VIEWERS: frozenset[Role] = frozenset({"operator", "viewer"})
 NODES: frozenset[Role] = frozenset({"node"})
+SHARDS: frozenset[Role] = frozenset({"shard"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,14 @@ from typing import TypeVar
 
 import msgspec
 import structlog
+import xxhash
 
-from ciuic.errors import CiuicError, LedgerDamagedError, StorageError
+from ciuic.errors import CiuicError, ConflictError, LedgerDamagedError, StorageError
 from ciuic.hub.auth import serial_of
-from ciuic.hub.choosing import Chooser
 from ciuic.hub.checks import check_beat, check_fields, check_log_lines, free_name, new_run, node_stem
+from ciuic.hub.choosing import Chooser
 from ciuic.hub.config import HubConfig
-from ciuic.hub.events import ANYTHING, EVENTS, Board, logs_topic, node_topic, run_topic
+from ciuic.hub.events import ANYTHING, EVENTS, SHARDS, Board, logs_topic, node_topic, run_topic
 from ciuic.hub.records import (
     OPEN_RUN,
     Action,
@@ -37,7 +38,8 @@ from ciuic.hub.records import (
     Wake,
     WorkerEnded,
 )
-from ciuic.hub.runs import Ledger, OpenLedger, Shelf, finish_line, run_info
+from ciuic.hub.runs import Ledger, OpenLedger, Sharded, Shelf, finish_line, run_info
+from ciuic.hub.shard_book import ShardBook
 from ciuic.hub.state import Desired, HubState
 from ciuic.hub.store import Store
 from ciuic.hub.tokens import Admission, NewToken, TokenBook
@@ -49,11 +51,13 @@ from ciuic.net.messages import (
     JoinRequest,
     LogLine,
     NodeInfo,
+    Role,
     RunInfo,
     SubmitReply,
     SubmitRequest,
     SyncRequest,
 )
+from ciuic.net.shard_messages import KnownVersion, RenewReply, RenewRequest, ShardReply, ShardReport, ShardView
 from ciuic.net.tls import Authority
 
 T = TypeVar("T")
@@ -98,7 +102,8 @@ class Hub:
         self.started_at = self._clocks.wall_s()
         self.boot_id = f"{store.count_boot()}-{secrets.token_hex(4)}"
         folder = config.folder / "runs"
-        self.shelf = Shelf(folder, open_ledger, say=self.say, wake=self._wake_run, opened=self._reconcile)
+        self.shards = ShardBook(config.folder / "shards.json", clock=self._clocks.mono_s)
+        self.shelf = Shelf(folder, open_ledger, say=self.say, wake=self._wake_run, opened=self._opened)
         self._state = HubState(epoch=store.epoch(), nodes=store.nodes(), runs=store.runs(), grace_s=config.grace_s)
         self._lock = threading.RLock()
         self._pending = Effects()
@@ -132,12 +137,20 @@ class Hub:
             admission = self.tokens.check(request, wall_s=now.wall_s)
             if admission.certificate_pem:
                 return JoinReply(node_id=admission.name, certificate_pem=admission.certificate_pem)
-            name = free_name(stem, self._state.nodes) if admission.role == "node" else stem
-            pem, _ = self.authority.issue_client(request.csr_pem, common_name=name, role=admission.role)
+            name = self._free_name(stem, admission.role)
+            if admission.role == "shard":
+                pem = self.authority.issue_shard(request.csr_pem, common_name=name, names=request.names)
+            else:
+                pem, _ = self.authority.issue_client(request.csr_pem, common_name=name, role=admission.role)
             reply = JoinReply(node_id=name, certificate_pem=pem.decode("ascii"))
             self._settle(now, Effects())  # what waits for space goes first, so that only the join can fail below
             self._enrol(now, request, admission, reply)
             return reply
+
+    def _free_name(self, stem: str, role: Role) -> str:
+        if role == "shard":
+            return self.shards.take_name(stem)
+        return free_name(stem, self._state.nodes) if role == "node" else stem
 
     def _enrol(self, now: Moment, request: JoinRequest, admission: Admission, reply: JoinReply) -> None:
         name, out = reply.node_id, Effects()
@@ -254,6 +267,37 @@ class Hub:
         """The ledger of a run at work. Raises NotFoundError, ConflictError, StorageError."""
         run = self.run(run_id)
         return self.shelf.get(run, has_members=bool(self.members(run_id)))
+
+    # ---- shards ----------------------------------------------------------------------------------------------------
+
+    def sharded(self, run_id: str) -> Sharded:
+        """The ledger of a run at work. Raises NotFoundError, ConflictError, StorageError."""
+        ledger = self.ledger(run_id)
+        if not isinstance(ledger, Sharded):
+            raise ConflictError(f"{run_id} has no shards")
+        return ledger
+
+    def renew_shard(self, shard: str, request: RenewRequest) -> RenewReply:
+        """A new certificate under the same name. Raises CertificateError."""
+        pem = self.authority.issue_shard(request.csr_pem, common_name=shard, names=request.names)
+        self.say(Announce(kind="shard.renewed", text=f"{shard} has a new certificate for {', '.join(request.names)}"))
+        return RenewReply(certificate_pem=pem.decode("ascii"))
+
+    def shard_view(self, shard: str) -> ShardView:
+        """All that a shard has to know now."""
+        parts = [part for x in self.shelf.ledgers() if isinstance(x, Sharded) and (part := x.part_for(shard))]
+        serials = {n.node_id: n.serial for n in list(self._state.nodes.values()) if n.presence != "evicted"}
+        view = ShardView(number="", runs=parts, serials=serials if parts else {})
+        return msgspec.structs.replace(view, number=xxhash.xxh3_64_hexdigest(msgspec.json.encode(view)))
+
+    def shard_report(self, shard: str, report: ShardReport) -> ShardReply:
+        """A shard tells what it did. Raises StorageError."""
+        known: list[KnownVersion] = []
+        for one in report.fragments:
+            ledger = self.shelf.peek(one.run_id)
+            version = ledger.shard_report(shard, one) if isinstance(ledger, Sharded) else -1
+            known.append(KnownVersion(run_id=one.run_id, fragment=one.fragment, version=version))
+        return ShardReply(known=known)
 
     # ---- time ------------------------------------------------------------------------------------------------------
 
@@ -384,6 +428,11 @@ class Hub:
         if line is not None:
             self.say(line)
 
+    def _opened(self, run_id: str, ledger: Ledger) -> None:
+        if isinstance(ledger, Sharded):
+            ledger.sharding.directory = self.shards
+        self._reconcile(run_id, ledger)
+
     def _reconcile(self, run_id: str, ledger: Ledger, *, after_s: float = 0.0) -> None:
         """Nodes that the ledger counts on but that are not in the run are gone (after a crash, or a late word).
 
@@ -417,4 +466,4 @@ class Hub:
             _log.error(what, about=about or "hub", error=str(error))
 
     def _wake_run(self, run_id: str) -> None:
-        self.board.notify(run_topic(run_id), ANYTHING)
+        self.board.notify(run_topic(run_id), SHARDS, ANYTHING)

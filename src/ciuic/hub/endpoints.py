@@ -26,6 +26,7 @@ from ciuic.errors import (
     CiuicError,
     ConflictError,
     FrameError,
+    MovedError,
     NotFoundError,
     ProtocolError,
     StorageError,
@@ -55,6 +56,7 @@ _STATUS: list[tuple[type[CiuicError], int]] = [
     (NotFoundError, 404),
     (SupersededError, 409),
     (ConflictError, 409),
+    (MovedError, 421),
     (ProtocolError, 400),
     (UsageError, 400),
     (StorageError, 507),
@@ -138,10 +140,9 @@ Handler = Callable[[Call], Awaitable[Response]]
 
 
 @dataclass(kw_only=True)
-class Desk:
-    """The hub as endpoints see it: thread pools for its synchronous work, and counts of what was answered."""
+class Front:
+    """A program as its endpoints see it: thread pools for its synchronous work, and counts of what was answered."""
 
-    hub: Hub
     control: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4, "hub-control"))
     """For short calls: a heartbeat never waits behind an upload."""
     bulk: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "hub-bulk"))
@@ -203,10 +204,23 @@ class Desk:
 
     def _caller(self, scope: Scope, roles: frozenset[Role]) -> Identity:
         identity = identity_of(scope)
-        if identity.role == "node":
-            check_node(identity, self.hub.node(identity.name))
+        self.check_caller(identity)
         check_role(identity, roles)
         return identity
+
+    def check_caller(self, identity: Identity) -> None:
+        """Whether somebody with a certificate of the authority may still speak. Raises CertificateError."""
+
+
+@dataclass(kw_only=True)
+class Desk(Front):
+    """The hub's."""
+
+    hub: Hub
+
+    def check_caller(self, identity: Identity) -> None:
+        if identity.role == "node":
+            check_node(identity, self.hub.node(identity.name))
 
 
 # ---- bodies --------------------------------------------------------------------------------------------------------

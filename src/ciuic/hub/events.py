@@ -12,6 +12,8 @@ ALIVE_S = 10.0
 
 EVENTS = "events"
 ANYTHING = "anything"
+SHARDS = "shards"
+"""What shards must know has changed."""
 
 
 def node_topic(node_id: str) -> str:

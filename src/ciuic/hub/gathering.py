@@ -37,6 +37,10 @@ class Gathering:
         """Whether this node was told to: a slow upload still counts, the first one that is whole wins."""
         return node in self._chosen
 
+    def uploaders(self) -> list[str]:
+        """The nodes that were told to."""
+        return sorted(self._chosen)
+
     def present(self, now_s: float) -> list[str]:
         """Nodes whose workers wait for the start."""
         return sorted(node for node, at_s in self._arrived.items() if now_s - at_s <= ARRIVAL_S)

@@ -3,6 +3,7 @@
 from bisect import insort
 from collections import deque
 
+from ciuic.hub.placement import Traffic
 from ciuic.ledger.entry import EntryHeader
 from ciuic.ledger.journal import Evaluated
 from ciuic.ledger.samples import SampleLedger
@@ -21,6 +22,7 @@ class History:
         """In order of versions, whatever the order in which nodes told them."""
         self.push_bytes = 0
         self.entry_bytes = 0
+        self.traffic = Traffic()
         self._last_time: dict[int, float] = {}
 
     def closed(self, header: EntryHeader, entry_bytes: int) -> RoundInfo:
@@ -30,6 +32,8 @@ class History:
         push_bytes = sum(c.payload_bytes for c in header.contributors)
         self.entry_bytes += entry_bytes
         self.push_bytes += push_bytes
+        pushes = len(header.contributors)
+        self.traffic.observe(header.fragment, header.time, pushes, push_bytes, entry_bytes)
         info = RoundInfo(
             version=header.version,
             fragment=header.fragment,

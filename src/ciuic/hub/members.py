@@ -26,8 +26,6 @@ class Member:
     last_lease: LeaseReply | None = None
     unpushed: bool = False
     """It has, or may have, progress in some fragment that it has not pushed."""
-    last_sequence: dict[int, int] = field(default_factory=dict)
-    """Per fragment: newest accepted push of the present incarnation."""
     pushes_accepted: int = 0
     pushes_merged: int = 0
     pushes_rejected: int = 0
@@ -43,7 +41,7 @@ class Member:
         """A new incarnation takes over; what the older ones did stays in the totals."""
         self.totals = self.summed()
         self.report, self.last_request_id, self.last_lease = None, 0, None
-        self.incarnation, self.state, self.last_sequence = incarnation, "warming", {}
+        self.incarnation, self.state = incarnation, "warming"
         self.has_left = self.unpushed = False
 
     def take_report(self, report: ReportRequest) -> None:

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ciuic.errors import LedgerDamagedError, ProtocolError
-from ciuic.hub.fragment import Fragment
-from ciuic.hub.members import Member
-from ciuic.ledger.entry import Rejection
-from ciuic.ledger.journal import Attached, Departed, Evaluated, Leased, Revived, Started, Switched
+from ciuic.hub.fragment_rounds import FragmentRounds
+from ciuic.hub.sharding import drop_folder
+from ciuic.ledger.journal import Attached, Departed, Evaluated, Leased, Placed, Revived, Started, Switched
 from ciuic.ledger.layout import Layout, layout_from_dict
-from ciuic.ledger.replay import rebuild
 from ciuic.ledger.samples import SampleLedger
 from ciuic.net import messages as m
 
@@ -21,18 +19,21 @@ if TYPE_CHECKING:
 
 def reopen(ledger: "RunLedger") -> None:
     """Fill an empty ledger object from its folder. Raises LedgerDamagedError."""
-    path = ledger.folder / "layout.json"
-    if path.exists():
-        ledger.set_layout(_read_layout(path))
     records = ledger.journal.records()
     for record in records:
         if isinstance(record, Started):
             ledger.started, ledger.samples = True, SampleLedger(record.total_samples)
+        elif isinstance(record, Placed):
+            ledger.sharding.restore(record)
+    for fragment in ledger.sharding.owners:
+        drop_folder(ledger.folder / f"fragment-{fragment}")  # its new owner has what was there
+    path = ledger.folder / "layout.json"
+    if path.exists():
+        ledger.set_layout(_read_layout(path))
     for record in records:
         _apply(ledger, record)
-    for number, fragment in enumerate(ledger.fragments):
-        if fragment.store.snapshot_versions():
-            _reopen_fragment(ledger, number, fragment)
+    for fragment in ledger.local_fragments():
+        _reopen_fragment(ledger, fragment)
     ledger.samples.find_lost()
 
 
@@ -51,7 +52,7 @@ def _apply(ledger: "RunLedger", record: Any) -> None:
     if isinstance(record, Evaluated):
         ledger.history.evaluated(record)
         return
-    if isinstance(record, Started):
+    if isinstance(record, Started | Placed):
         return
     if isinstance(record, Switched):
         ledger.use(record.settings)
@@ -61,6 +62,7 @@ def _apply(ledger: "RunLedger", record: Any) -> None:
         ledger.samples.restore_lease(record.node, record.ranges)
         member.last_request_id = record.request_id
         member.last_lease = m.LeaseReply(status="granted", ranges=list(record.ranges))
+        member.unpushed = len(ledger.fragments) > 1
         return
     ledger.epoch += 1
     if isinstance(record, Attached):
@@ -74,23 +76,18 @@ def _apply(ledger: "RunLedger", record: Any) -> None:
         member.state = "warming"
 
 
-def _reopen_fragment(ledger: "RunLedger", number: int, fragment: Fragment) -> None:
-    rebuilt = rebuild(fragment.aggregator, fragment.store, ledger.run_id)
-    fragment.snapshot_version = rebuilt.snapshot_version
+def _reopen_fragment(ledger: "RunLedger", fragment: FragmentRounds) -> None:
+    rebuilt = fragment.reopen()
+    if rebuilt is None:
+        return
     for header, (_, entry_bytes) in zip(rebuilt.merged, fragment.store.log.frames, strict=True):
         ledger.history.closed(header, entry_bytes)
         for contributor in header.contributors:
-            ledger.count_merged(contributor, number)
+            ledger.count_merged(contributor, fragment.number)
             ledger.member(contributor.node).pushes_accepted += 1
         for rejection in header.rejected:
-            _count_rejected(ledger.member(rejection.node), rejection, number)
+            member = ledger.member(rejection.node)
+            member.pushes_accepted += 1
+            member.pushes_rejected += 1
     for push in rebuilt.inbox:
-        ledger.take(fragment, push, late=False)
-    fragment.inbox.forget_lateness()  # they all "arrived" just now
-
-
-def _count_rejected(member: Member, rejection: Rejection, fragment: int) -> None:
-    member.pushes_accepted += 1
-    member.pushes_rejected += 1
-    if rejection.incarnation == member.incarnation:
-        member.last_sequence[fragment] = max(rejection.sequence, member.last_sequence.get(fragment, 0))
+        ledger.accepted(push.header)

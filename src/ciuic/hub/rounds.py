@@ -15,35 +15,32 @@ import msgspec
 from ciuic.errors import (
     CiuicError,
     ConflictError,
+    MovedError,
     NotFoundError,
     RoleError,
     StorageError,
     SupersededError,
 )
-from ciuic.hub.admission import refusal
 from ciuic.hub.attaching import Attaching
-from ciuic.hub.fragment import Fragment
+from ciuic.hub.elsewhere import Elsewhere
+from ciuic.hub.fragment_rounds import Closed, FragmentRounds, Ground
 from ciuic.hub.history import History, sample_counts
 from ciuic.hub.members import Member
 from ciuic.hub.pace import balanced_intervals
 from ciuic.hub.reopen import reopen
+from ciuic.hub.sharding import Sharding
 from ciuic.hub.sync import changed, settings_of
 from ciuic.job import Job
-from ciuic.ledger.aggregate import Aggregator, Facts
-from ciuic.ledger.entry import Contributor, Push, Rejection, StepFacts, push_from_frame
-from ciuic.ledger.inbox import Inbox, Policy
+from ciuic.ledger.entry import Contributor, Push, PushHeader, Rejection, push_from_frame
 from ciuic.ledger.journal import Departed, Evaluated, Journal, Leased, Revived, Switched
 from ciuic.ledger.layout import Layout
-from ciuic.ledger.outer import OuterOptimizer
 from ciuic.ledger.samples import SampleLedger
 from ciuic.ledger.settings import Settings
-from ciuic.ledger.store import FragmentStore
 from ciuic.net import messages as m
+from ciuic.net.shard_messages import FragmentReport, RunPart, RunView, ShardRun, ShardsInfo
 
 Emit = Callable[[str, str, str, dict[str, Any]], None]
-SNAPSHOT_SHARE = 0.5
-"""A snapshot is written when the entries since the last one exceed this share of the base: a joiner's download and a
-restart's replay stay bounded."""
+Fragment = FragmentRounds | Elsewhere
 MAX_LEASE = 1 << 20
 DETAIL_CHARACTERS = 300
 SMALL_LEASE = 32
@@ -69,7 +66,10 @@ class RunLedger:
         self.settings = settings_of(job)
         self.epoch = 0
         self.started = False
+        self.sealed = False
+        """Every sample is committed and nobody has progress left; what waits at shards is merged, nothing else."""
         self._attaching = Attaching(self)
+        self.sharding = Sharding(self)
         self._storage_problem = ""
 
     @classmethod
@@ -86,23 +86,32 @@ class RunLedger:
         return ledger
 
     def set_layout(self, layout: Layout) -> None:
-        """Make the fragments' machines and files."""
-        sync = self.job.sync
-        outer = OuterOptimizer(lr=sync.outer_lr, momentum=sync.outer_momentum, delay=sync.outer_delay)
-        fragments: list[Fragment] = []
-        for number in range(layout.fragment_count):
-            aggregator = Aggregator(layout, number, (self.settings.codec_up, self.settings.codec_down), outer)
-            store = FragmentStore(self.folder / f"fragment-{number}", aggregator.element_count)
-            fragments.append(Fragment(aggregator=aggregator, inbox=Inbox(self._policy()), store=store))
-        self.layout, self.fragments = layout, fragments
+        """Make the fragments' machines and files; those that shards serve are only mirrored."""
+        ground = Ground(run_id=self.run_id, job=self.job, layout=layout, clock=self._clock)
+        self.fragments = [
+            self.sharding.make(f) or FragmentRounds(ground, f, self.settings, self.folder / f"fragment-{f}")
+            for f in range(layout.fragment_count)
+        ]
+        self.layout = layout
 
-    def _policy(self) -> Policy:
-        sync = self.job.sync
-        return Policy(
-            kind=self.settings.policy,
-            min_fraction=sync.min_fraction,
-            max_staleness=sync.max_staleness,
-            deadline_s=sync.deadline_s,
+    def local_fragments(self) -> list[FragmentRounds]:
+        """Those that the hub itself serves."""
+        return [f for f in self.fragments if isinstance(f, FragmentRounds)]
+
+    def view(self, *, sealed: bool = False) -> RunView:
+        """The run as its fragments must see it now, at the hub and at shards."""
+        return RunView(
+            members={member.node: member.incarnation for member in self.members.values()},
+            away=sorted(member.node for member in self.members.values() if member.has_left),
+            expected=self._expected(),
+            at_work=len(self._at_work()),
+            settings=self.settings,
+            intervals=self._intervals(),
+            epoch=self.epoch,
+            total_samples=self.samples.total,
+            samples_committed=len(self.samples.committed),
+            uploaders=self._attaching.gathering.uploaders(),
+            sealed=sealed,
         )
 
     # ---- settings
@@ -120,14 +129,13 @@ class RunLedger:
 
     def change(self, request: m.SyncRequest, by: str) -> None:
         """An operator changes settings. Raises UsageError."""
-        self.switch(changed(self.settings, request, by))
+        self.switch(changed(self.settings, request, by, self.job))
 
     def use(self, settings: Settings) -> None:
         """Make these the present settings (they are durable)."""
         self.settings = settings
-        for fragment in self.fragments:
-            fragment.aggregator.use((settings.codec_up, settings.codec_down))
-            fragment.inbox.policy = self._policy()
+        for fragment in self.local_fragments():
+            fragment.use(settings)
 
     def pace(self, node: str) -> m.Pace:
         """What a node's next pushes are like: codec, and steps in proportion to its speed."""
@@ -207,8 +215,9 @@ class RunLedger:
                     cause="it was delayed on its way; nobody waits for its answer any more",
                 )
             member.unpushed = request.unpushed
-            if self._is_complete and not self._someone_has_progress():
-                versions = [f.aggregator.version for f in self.fragments]
+            self._seal_if_complete()
+            if self._is_complete and (self.sealed or not self._someone_has_progress()):
+                versions = [f.version for f in self.fragments]
                 return m.LeaseReply(status="finished", final_versions=versions)
             step = max(1, min(request.step, MAX_LEASE))
             count = min(max(1, request.count), MAX_LEASE, self._allowance(node, step))
@@ -236,7 +245,16 @@ class RunLedger:
 
     @property
     def _is_complete(self) -> bool:
-        return self.started and self.samples.complete and not any(f.inbox.waiting for f in self.fragments)
+        return self.started and self.samples.complete and all(f.is_quiet for f in self.fragments)
+
+    def _seal_if_complete(self) -> None:
+        """With shards the end is agreed: they take no more pushes, merge what waits, and say so."""
+        remote = [f for f in self.fragments if isinstance(f, Elsewhere)]
+        if self.sealed or not remote or not self.started or not self.samples.complete:
+            return
+        if all(f.is_quiet for f in self.local_fragments()) and not self._someone_has_progress():
+            self.sealed = True
+            self.wake()
 
     def _someone_has_progress(self) -> bool:
         """With several fragments the last samples may be committed while other fragments' progress is unpushed."""
@@ -269,51 +287,29 @@ class RunLedger:
                 f"{node} sent a push of {header.node} for run {header.run}", cause="a node pushes only for itself"
             )
         with self._lock:
-            fragment = self.fragment(header.fragment)
+            fragment = self._local(header.fragment)
             member = self._current(node, header.incarnation)
             self._revive(member)
-            if header.sequence <= member.last_sequence.get(header.fragment, 0):
-                return self._push_reply(node, fragment, "duplicate")
-            refused = refusal(
-                fragment.aggregator,
-                push,
-                max_staleness=fragment.inbox.policy.max_staleness,
-                total_samples=self.samples.total,
+            verdict = fragment.push(push, frame, self.view())
+            if verdict.status == "rejected":
+                member.pushes_rejected += 1
+                text = f"a push of {node} was rejected ({verdict.reason}): {verdict.detail}"
+                self._emit("push.rejected", text, node, {})
+            elif verdict.status == "accepted":
+                self.accepted(header)
+                self._close_due()
+            return m.PushReply(
+                status=verdict.status,
+                reason=verdict.reason,
+                detail=verdict.detail,
+                epoch=self.epoch,
+                hub_version=fragment.version,
+                pace=self.pace(node),
             )
-            if refused:
-                return self._refuse(member, fragment, *refused)
-            fragment.store.save_push(push.key, frame)
-            late = header.base_version < fragment.aggregator.version
-            self.take(fragment, push, late=late)
-            self._close_due()
-            return self._push_reply(node, fragment, "accepted")
 
-    def _refuse(self, member: Member, fragment: Fragment, reason: str, detail: str) -> m.PushReply:
-        member.pushes_rejected += 1
-        self._emit("push.rejected", f"a push of {member.node} was rejected ({reason}): {detail}", member.node, {})
-        return self._push_reply(member.node, fragment, "rejected", reason, detail)
-
-    def _push_reply(
-        self, node: str, fragment: Fragment, status: Any, reason: str = "", detail: str = ""
-    ) -> m.PushReply:
-        return m.PushReply(
-            status=status,
-            reason=reason,
-            detail=detail,
-            epoch=self.epoch,
-            hub_version=fragment.aggregator.version,
-            pace=self.pace(node),
-        )
-
-    def take(self, fragment: Fragment, push: Push, *, late: bool) -> None:
-        """A stored push joins the inbox."""
-        header = push.header
-        member = self.member(header.node)
-        if header.incarnation == member.incarnation:
-            newest = member.last_sequence.get(header.fragment, 0)
-            member.last_sequence[header.fragment] = max(header.sequence, newest)
-        member.pushes_accepted += 1
-        fragment.inbox.add(push, self._clock(), late=late)
+    def accepted(self, header: PushHeader) -> None:
+        """A push waits in an inbox of the hub."""
+        self.member(header.node).pushes_accepted += 1
         if header.fragment == 0:
             self.samples.accept(header.ranges)
 
@@ -323,16 +319,16 @@ class RunLedger:
         """Close what is due; seconds until the next call is wanted."""
         with self._lock:
             self._close_due()
-            due = [f.inbox.due_s() for f in self.fragments]
-            waits = [at - self._clock() for at in due if at is not None]
+            self._seal_if_complete()
+            self.sharding.tick()
+            waits = [wait_s for f in self.local_fragments() if (wait_s := f.due_in_s()) is not None]
             return min(1.0, max(0.01, min(waits, default=1.0)))
 
     def _close_due(self) -> None:
         with self._lock:
-            for number, fragment in enumerate(self.fragments):
-                while why := fragment.inbox.decide(self._expected(), self._clock()):
-                    if not self._try_close(number, fragment, why) or why != "pushed":
-                        break
+            for fragment in self.local_fragments():
+                while (closed := self._try_close(fragment)) and closed.header.why == "pushed":
+                    pass
 
     def _expected(self) -> list[str]:
         """Members whose push a round waits for: not joiners before their first push, nor nodes without samples."""
@@ -343,14 +339,16 @@ class RunLedger:
     def _at_work(self) -> list[Member]:
         return [member for member in self.members.values() if member.is_present]
 
-    def _try_close(self, number: int, fragment: Fragment, why: str) -> bool:
+    def _try_close(self, fragment: FragmentRounds) -> Closed | None:
         try:
-            self._close(number, fragment, why)
+            closed = fragment.close_next(self.view(), lambda pushes: self._committed_with(fragment.number, pushes))
         except StorageError as error:
             self._tell_storage("round not closed", error)
-            return False
-        self._storage_problem = ""
-        return True
+            return None
+        if closed is not None:
+            self._storage_problem = ""
+            self._settle(fragment.number, closed)
+        return closed
 
     def _tell_storage(self, what: str, error: StorageError) -> None:
         """Once per problem, however often it is met."""
@@ -358,53 +356,28 @@ class RunLedger:
             self._storage_problem = error.message
             self._emit("storage.failed", f"{what}: {error}", "", {"code": error.code})
 
-    def _close(self, number: int, fragment: Fragment, why: str) -> None:
-        pushes, rejected = fragment.inbox.select(fragment.aggregator.version)
+    def _committed_with(self, number: int, pushes: list[Push]) -> int:
+        """Distinct samples that are committed once these pushes are."""
         committed = self.samples.committed.copy()
         if number == 0:
             for push in pushes:
                 for start, stop in push.header.ranges:
                     committed.add(start, stop)
-        aggregator, inbox = fragment.aggregator, fragment.inbox
-        step = self._step_facts(aggregator, pushes, len(committed))
-        if step is not None and step.next_phase != step.phase:
-            rejected += inbox.leftover(pushes, rejected)
-        facts = Facts(
-            run=self.run_id,
-            epoch=self.epoch,
-            samples_committed=len(committed),
-            time=time.time(),
-            why=why,
-            weights=inbox.weights(pushes, aggregator.version, len(self._at_work())),
-            step=step,
-        )
-        candidate = fragment.aggregator.close(pushes, rejected, facts)
-        entry_bytes = fragment.store.append(candidate.entry)
-        fragment.aggregator.commit(candidate)
-        header = candidate.entry.header
-        for rejection in rejected:
-            self._reject_waiting(fragment, rejection)
-        fragment.inbox.settle(p.key for p in pushes)
-        for contributor in header.contributors:
+        return len(committed)
+
+    def _settle(self, number: int, closed: Closed) -> None:
+        """An entry is durable: samples and members follow."""
+        for rejection, push in closed.rejected:
+            self._reject_waiting(rejection, push)
+        for contributor in closed.header.contributors:
             self.count_merged(contributor, number)
-        info = self.history.closed(header, entry_bytes)
-        self._tell_round(info)
-        self._snapshot_if_due(fragment)
+        self.tell_round(self.history.closed(closed.header, closed.entry_bytes))
+        if closed.snapshot_problem:
+            self._emit("storage.failed", f"snapshot not written: {closed.snapshot_problem}", "", {})
         self.wake()
 
-    def _step_facts(self, aggregator: Aggregator, pushes: list[Push], committed: int) -> StepFacts | None:
-        """In `gradient` mode: the learning rate of the newest push, and whether the second moment is frozen now."""
-        rule = aggregator.layout.step
-        if rule is None:
-            return None
-        newest = max(pushes, key=lambda push: (push.header.base_version, push.key)).header
-        progress = committed / self.samples.total if self.samples.total else 0.0
-        freeze = aggregator.phase == "frozen" or (rule.freeze_at < 1 and progress >= rule.freeze_at)
-        return StepFacts(lr=newest.lr, phase=aggregator.phase, next_phase="frozen" if freeze else "adam")
-
-    def _reject_waiting(self, fragment: Fragment, rejection: Rejection) -> None:
+    def _reject_waiting(self, rejection: Rejection, push: Push) -> None:
         """An accepted push has become too stale: its samples are its node's again, or free when that one is gone."""
-        push = fragment.inbox.remove((rejection.node, rejection.incarnation, rejection.sequence))
         member = self.member(rejection.node)
         member.pushes_rejected += 1
         if rejection.incarnation == member.incarnation and member.is_present:
@@ -418,15 +391,15 @@ class RunLedger:
         member = self.member(contributor.node)
         member.pushes_merged += 1
         member.staleness = contributor.staleness
-        if contributor.incarnation == member.incarnation:
-            newest = member.last_sequence.get(fragment, 0)
-            member.last_sequence[fragment] = max(newest, contributor.sequence)
-            if member.state == "warming":
-                member.state = "training"
+        if contributor.incarnation == member.incarnation and member.state == "warming":
+            member.state = "training"
         if fragment == 0:
             self.samples.commit(contributor.ranges)
 
-    def _tell_round(self, info: m.RoundInfo) -> None:
+    def tell_round(self, info: m.RoundInfo, *, silent: bool = False) -> None:
+        """The story of a round; `silent` when it was told before."""
+        if silent:
+            return
         late = [f"{n} ({s} behind)" for n, s in zip(info.nodes, info.staleness, strict=True) if s]
         text = f"round {info.version} closed by {info.why}: {', '.join(info.nodes)}; {info.tokens:,} tokens"
         self._emit(
@@ -436,41 +409,17 @@ class RunLedger:
             {"version": info.version, "fragment": info.fragment, "nodes": info.nodes, "why": info.why},
         )
 
-    def _snapshot_if_due(self, fragment: Fragment) -> None:
-        since = fragment.store.bytes_since(fragment.snapshot_version)
-        if since <= SNAPSHOT_SHARE * 4 * fragment.aggregator.element_count:
-            return
-        try:
-            fragment.store.save_snapshot(fragment.aggregator.snapshot(self.run_id))
-            fragment.snapshot_version = fragment.aggregator.version
-        except StorageError as error:
-            self._emit("storage.failed", f"snapshot not written: {error}", "", {"code": error.code})
-
     # ---- reading
 
     def entries_after(self, fragment: int, version: int, max_bytes: int) -> list[bytes]:
         """Entry frames after a version; empty when there is none yet."""
         with self._lock:
-            place = self.fragment(fragment)
-            if version > place.store.version:
-                raise ConflictError(
-                    f"the hub has version {place.store.version} of fragment {fragment}, not {version}",
-                    cause="the hub was restored from an older copy",
-                    next="the worker loads a snapshot again",
-                )
-            return place.store.entries_after(version, max_bytes)
+            return self._local(fragment).entries_after(version, max_bytes)
 
     def snapshot_path(self, fragment: int, version: int) -> Path:
         """File of a snapshot's base frame. Raises NotFoundError."""
         with self._lock:
-            path = self.fragment(fragment).store.snapshot_path(version)
-            if not path.exists():
-                raise NotFoundError(
-                    f"there is no snapshot of version {version}",
-                    cause="a newer one has replaced it",
-                    next="attach again",
-                )
-            return path
+            return self._local(fragment).snapshot_path(version)
 
     def report(self, node: str, report: m.ReportRequest) -> None:
         """What a worker tells about itself."""
@@ -505,8 +454,8 @@ class RunLedger:
         with self._lock:
             history, intervals = self.history, self._intervals()
             fields: dict[str, Any] = {
-                "versions": [f.aggregator.version for f in self.fragments],
-                "digests": [f.aggregator.digest for f in self.fragments],
+                "versions": [f.version for f in self.fragments],
+                "digests": [f.digest for f in self.fragments],
                 "parameters": self.layout.parameter_count if self.layout else 0,
                 "epoch": self.epoch,
                 "nodes": [member.info(self.samples, intervals.get(n, 0)) for n, member in sorted(self.members.items())],
@@ -522,6 +471,49 @@ class RunLedger:
             else:
                 fields["evaluations"] = history.evaluations[:1] + history.evaluations[1:][-1:]
             return fields
+
+    # ---- shards
+
+    def part_for(self, shard: str) -> RunPart | None:
+        """The run as this shard must see it; None when shards have no part in it."""
+        with self._lock:
+            return self.sharding.part_for(shard)
+
+    def shard_run(self) -> ShardRun:
+        """Job and layout, which a shard needs once. Raises NotFoundError."""
+        with self._lock:
+            if self.layout is None:
+                raise NotFoundError(f"{self.run_id} has no layout yet")
+            return ShardRun(job=self.job.model_dump(mode="json"), layout=msgspec.to_builtins(self.layout))
+
+    def shard_report(self, shard: str, report: FragmentReport) -> int:
+        """A shard tells what it did; returns the version up to which the hub knows its entries, -1: not its."""
+        with self._lock:
+            known = self.sharding.report(shard, report) if 0 <= report.fragment < len(self.fragments) else -1
+        self._close_due()
+        return known
+
+    def places(self) -> list[str]:
+        """Where nodes reach each fragment; empty: at the hub. Raises MovedError while that is not known."""
+        with self._lock:
+            return [self.sharding.url_of(f) for f in range(len(self.fragments))]
+
+    def shards(self, *, rebalance: bool = False) -> ShardsInfo:
+        """Load of each place, now and after the best moves; `rebalance` begins them."""
+        with self._lock:
+            return self.sharding.info(start=rebalance)
+
+    def moving_folder(self, fragment: int, shard: str) -> Path:
+        """Files of a fragment that is going to this shard. Raises NotFoundError, ConflictError."""
+        with self._lock:
+            self.fragment(fragment)
+            return self.sharding.folder_for(fragment, shard)
+
+    def spoke(self, node: str) -> None:
+        """A shard heard a node of the present incarnation."""
+        member = self.members.get(node)
+        if member is not None and not member.has_left:
+            self._revive(member)
 
     # ---- helpers
 
@@ -562,9 +554,16 @@ class RunLedger:
             raise NotFoundError(f"there is no fragment {number}", cause=f"the run has {len(self.fragments)}")
         return self.fragments[number]
 
+    def _local(self, number: int) -> FragmentRounds:
+        """Raises NotFoundError; MovedError when a shard serves it."""
+        fragment = self.fragment(number)
+        if isinstance(fragment, Elsewhere):
+            raise MovedError(f"fragment {number} is served by shard {fragment.shard}", next="ask the hub where")
+        return fragment
+
     def close(self) -> None:
         """Close the files."""
         with self._lock:
             self.journal.close()
-            for fragment in self.fragments:
-                fragment.store.close()
+            for fragment in self.local_fragments():
+                fragment.close()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -29,6 +29,7 @@ from ciuic.net.messages import (
     RunInfo,
     SyncRequest,
 )
+from ciuic.net.shard_messages import FragmentReport, RunPart, ShardRun, ShardsInfo
 from ciuic.units import format_bytes
 
 
@@ -58,6 +59,20 @@ class Ledger(Protocol):
     @property
     def layout(self) -> Layout | None: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """What a ledger offers whose fragments may be at shards (hub.rounds.RunLedger)."""
+
+    sharding: Any
+
+    def part_for(self, shard: str, /) -> RunPart | None: ...
+    def shard_run(self) -> ShardRun: ...
+    def shard_report(self, shard: str, report: FragmentReport, /) -> int: ...
+    def places(self) -> list[str]: ...
+    def shards(self, *, rebalance: bool = False) -> ShardsInfo: ...
+    def moving_folder(self, fragment: int, shard: str, /) -> Path: ...
 
 
 class OpenLedger(Protocol):
@@ -123,6 +138,11 @@ class Shelf:
         """The ledger when it is open."""
         with self._lock:
             return self._ledgers.get(run_id)
+
+    def ledgers(self) -> list[Ledger]:
+        """All that are open."""
+        with self._lock:
+            return list(self._ledgers.values())
 
     def close(self, run: Run) -> RunInfo | None:
         """Close the ledger of a run that has ended; returns what is known of it, None when it has no files.

@@ -6,29 +6,25 @@
 """
 
 import asyncio
-import contextlib
-import fcntl
 import getpass
 import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Generator
-from pathlib import Path
+from collections.abc import Callable
 from typing import TextIO
 from urllib.parse import urlsplit
 
 import structlog
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from ciuic import __version__
-from ciuic.errors import ConflictError, UsageError
 from ciuic.hub.api_node import PUBLIC, NodeApi
 from ciuic.hub.api_operator import OperatorApi
 from ciuic.hub.api_run import RunApi
+from ciuic.hub.api_shard import ShardApi
 from ciuic.hub.api_store import StoreApi
 from ciuic.hub.api_view import HubFacts, StateSource, ViewApi
 from ciuic.hub.auth import HubFiles, prepare_folder, prepare_operator
@@ -37,17 +33,13 @@ from ciuic.hub.core import Hub
 from ciuic.hub.endpoints import Desk, Gate, not_found
 from ciuic.hub.events import run_topic
 from ciuic.hub.page.routes import page_routes
-from ciuic.hub.protocol import PeerProtocol
+from ciuic.hub.port import PortServer, ServerFiles, listening, locked, prepare_log
 from ciuic.hub.records import Announce
 from ciuic.hub.rounds import RunLedger
 from ciuic.hub.runs import OpenLedger
 from ciuic.hub.store import Store
-from ciuic.net.tls import server_context, write_private_file
+from ciuic.net.tls import write_private_file
 
-KEEP_ALIVE_S = 130
-"""Longer than any pause of a node: a connection that is cut costs a TLS handshake over a long link."""
-MOST_CONNECTIONS = 1000
-LAST_ANSWERS_S = 1.0
 TICK_S = 0.25
 SHORTEST_TICK_S = 0.02
 
@@ -66,8 +58,8 @@ def serve(
 
     Raises UsageError (address not usable), ConflictError (another hub uses the folder), StorageError.
     """
-    _prepare_log()
-    with _locked(config.folder), _listening(config) as listener:
+    prepare_log()
+    with locked(config.folder, "hub"), listening(config.host, config.port, "hub") as listener:
         host, port = _reached_at(config), listener.getsockname()[1]
         url = config.public_url or f"https://{host}:{port}"
         files = prepare_folder(config.folder, _names(config))
@@ -102,28 +94,15 @@ class HubServer:
         routes = [
             *NodeApi(self.desk, facts.version).routes(),
             *RunApi(self.desk).routes(),
+            *ShardApi(self.desk).routes(),
             *StoreApi(self.desk).routes(),
             *OperatorApi(self.desk, facts.url).routes(),
             *ViewApi(self.desk, source).routes(),
             *(page(self.desk, source) if page is not None else []),
         ]
         app = Starlette(routes=routes, exception_handlers={HTTPException: not_found})
-        config = uvicorn.Config(
-            Gate(app, PUBLIC, self.desk.answered),
-            http=PeerProtocol,
-            ws="none",
-            loop="asyncio",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=1,
-            limit_concurrency=MOST_CONNECTIONS,
-        )
-        config.load()
-        config.ssl = server_context(files.cert, files.key, files.authority.certificate_pem)
-        self._uvicorn = _Uvicorn(config, hub)
+        secrets = ServerFiles(cert=files.cert, key=files.key, authority_pem=files.authority.certificate_pem)
+        self._uvicorn = PortServer(Gate(app, PUBLIC, self.desk.answered), hub.board, secrets)
 
     async def run(self, listener: socket.socket, tell_ready: Callable[[], None]) -> None:
         """Serve until SIGTERM or SIGINT (a second one does not wait for answers)."""
@@ -139,40 +118,6 @@ class HubServer:
             self.hub.board.close()
             await ticking
             self.desk.close()
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own signal handling (it would end the process by the signal), releasing held answers."""
-
-    def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
-        super().__init__(config)
-        self._hub = hub
-        self.when_started: Callable[[], Awaitable[None]] | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.when_started is not None:
-            await self.when_started()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let held answers go out, then cut whatever is still connected: nodes come back by themselves."""
-        for server in self.servers:
-            server.close()
-        self._hub.board.close()
-        connections = self.server_state.connections
-        for connection in list(connections):
-            connection.shutdown()
-        for _ in range(100):
-            if not self.server_state.tasks and not any(one.transport.get_write_buffer_size() for one in connections):
-                break
-            await asyncio.sleep(LAST_ANSWERS_S / 100)
-        for connection in list(connections):
-            connection.transport.abort()
-        await super().shutdown(sockets)
 
 
 class Ticker:
@@ -211,58 +156,7 @@ class Ticker:
             await self._board.wait(run_topic(run_id), seen, min(TICK_S, max(SHORTEST_TICK_S, wait_s)))
 
 
-# ---- setting up ----------------------------------------------------------------------------------------------------
-
-
-def _prepare_log() -> None:
-    """Warnings and errors as key=value lines on stderr."""
-    structlog.configure(
-        processors=[
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.add_log_level,
-            structlog.processors.format_exc_info,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(30),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Generator[None]:
-    """At most one hub per folder; the lock goes with the process, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (folder / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConflictError(
-                f"another hub is running in {folder}",
-                cause="it holds the lock of this folder",
-                next="stop it first, or choose another folder with CIUIC_HOME",
-            ) from error
-        yield
-
-
-@contextlib.contextmanager
-def _listening(config: HubConfig) -> Generator[socket.socket]:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # With the protocol named: asyncio switches Nagle's delay (40 ms per answer) off only for sockets that name it.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError, AttributeError):  # better on long lossy links, where the kernel has it
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
-        try:
-            listener.bind((config.host, config.port))
-            listener.listen(256)
-        except OSError as error:
-            raise UsageError(
-                f"the hub cannot listen on {config.host} port {config.port}",
-                cause=(error.strerror or str(error)).lower(),
-                next="choose another port with --port, or stop what uses this one",
-            ) from error
-        listener.setblocking(False)
-        yield listener
+# ---- addresses -----------------------------------------------------------------------------------------------------
 
 
 def _names(config: HubConfig) -> list[str]:

@@ -52,6 +52,8 @@ class FragmentPlace(ShardMessage):
     """The shard that fetches it now; its owner takes no pushes and closes no rounds meanwhile."""
     attempt: str = ""
     """Names this move."""
+    is_frozen: bool = False
+    """Its owner has said that it stands still: it may be fetched."""
 
 
 class RunPart(ShardMessage):
@@ -60,6 +62,17 @@ class RunPart(ShardMessage):
     run_id: str
     view: RunView
     places: list[FragmentPlace]
+
+
+class RenewRequest(ShardMessage):
+    """A shard wants a new certificate: its old one ends soon, or nodes reach it at another address."""
+
+    csr_pem: str
+    names: list[str]
+
+
+class RenewReply(ShardMessage):
+    certificate_pem: str
 
 
 class ShardPoll(ShardMessage):
@@ -105,6 +118,8 @@ class FragmentReport(ShardMessage):
     """Accepted pushes that wait for their round."""
     attempt: str = ""
     """Of the move that it is part of."""
+    touched: float = 1.0
+    """Share of the fragment that a push moves."""
     sealed: bool = False
     """It has seen that the run is complete, and nothing waits any more."""
     headers: list[tuple[EntryHeader, int]] = []
@@ -165,6 +180,8 @@ class FragmentLoad(ShardMessage):
     push_bytes_per_s: float
     entry_bytes_per_s: float
     """Of entries as they leave: once for each node at work."""
+    touched: float = 1.0
+    """Share of the fragment that a push moves, averaged over the latest ones: rows and experts in use."""
     moving_to: str = ""
 
 

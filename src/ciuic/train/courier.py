@@ -15,16 +15,23 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ciuic.errors import CiuicError, FrameError, ProtocolError, RunFailedError, StorageError, UnreachableError
+from ciuic.errors import (
+    CiuicError,
+    FrameError,
+    MovedError,
+    ProtocolError,
+    RunFailedError,
+    StorageError,
+    UnreachableError,
+)
 from ciuic.ledger.entry import Entry, Push, entry_from_frame
 from ciuic.ledger.frame import split_frames
 from ciuic.net import messages as m
 from ciuic.net.client import HubClient, backoff_s, retrying
+from ciuic.net.places import DAMAGED_LIMIT, Line, Places
 from ciuic.net.tls import Purpose
 
 LONG_POLL_S = 20.0
-DAMAGED_LIMIT = 5
-"""So many refusals of the same bytes are no accident."""
 T = TypeVar("T")
 _log = logging.getLogger("ciuic.train")
 
@@ -63,23 +70,34 @@ class Courier:
 
     connect: Callable[[Purpose], HubClient]
     run_id: str
+    places: Places | None = None
+    """Where the fragments are; None: all at the hub."""
     stop: threading.Event = field(default_factory=threading.Event)
     arrivals: "queue.Queue[Item]" = field(default_factory=queue.Queue)
     cpu_s: dict[str, float] = field(default_factory=dict)
     """Thread processor time per thread."""
     _outbox: "queue.Queue[Push]" = field(default_factory=queue.Queue)
+    _outboxes: "dict[int, queue.Queue[Push]]" = field(default_factory=dict)
     _threads: list[threading.Thread] = field(default_factory=list)
     _clients: list[HubClient] = field(default_factory=list)
+    _lines: dict[str, Line] = field(default_factory=dict)
 
     def start(self, versions: list[int]) -> None:
         """Pull the entries after `versions` (per fragment) and push what is sent."""
-        self._thread("pusher", self._push_loop)
+        self._thread("pusher", lambda client: self._push_loop(client, self._outbox))
         for fragment, version in enumerate(versions):
             self._thread(f"puller-{fragment}", lambda c, f=fragment, v=version: self._pull_loop(c, f, v))
 
     def send(self, push: Push) -> None:
-        """Hand over a push; its answer arrives later."""
-        self._outbox.put(push)
+        """Hand over a push; its answer arrives later. With shards each fragment has a pusher: one may be away."""
+        fragment = push.header.fragment
+        if self.places is None or not any(self.places.urls):
+            self._outbox.put(push)
+            return
+        if fragment not in self._outboxes:
+            outbox = self._outboxes[fragment] = queue.Queue()
+            self._thread(f"pusher-{fragment}", lambda client: self._push_loop(client, outbox))
+        self._outboxes[fragment].put(push)
 
     def control(self, name: str, loop: Callable[[HubClient], None]) -> None:
         """Run another loop on a thread and connection of its own."""
@@ -109,6 +127,8 @@ class Courier:
                 self.arrivals.put(Failed(error=RunFailedError(f"the {name} thread crashed", cause=repr(error))))
             finally:
                 client.close()
+                if (line := self._lines.pop(threading.current_thread().name, None)) is not None:
+                    line.close()
 
         thread = threading.Thread(target=body, name=f"ciuic-{name}", daemon=True)
         self._threads.append(thread)
@@ -116,28 +136,49 @@ class Courier:
 
     # ---- pushing
 
-    def _push_loop(self, client: HubClient) -> None:
+    def _push_loop(self, client: HubClient, outbox: "queue.Queue[Push]") -> None:
         while not self.stop.is_set():
             try:
-                push = self._outbox.get(timeout=0.2)
+                push = outbox.get(timeout=0.2)
             except queue.Empty:
                 continue
             reply = self._deliver(client, push)
             header = push.header
             self.arrivals.put(Answered(fragment=header.fragment, sequence=header.sequence, reply=reply))
-            self.cpu_s["pusher"] = time.thread_time()
+            self.cpu_s[threading.current_thread().name] = time.thread_time()
 
     def _deliver(self, client: HubClient, push: Push) -> m.PushReply:
         frame, path = push.to_frame(), f"{m.API}/runs/{self.run_id}/push"
-        return persistently(lambda: client.send_frame(path, frame, m.PushReply), stop=self.stop, what="sending a push")
+        return self._say(
+            client, push.header.fragment, lambda c: c.send_frame(path, frame, m.PushReply), "sending a push"
+        )
+
+    def _say(self, client: HubClient, fragment: int, call: Callable[[HubClient], T], what: str) -> T:
+        """At the fragment's place, again and again; `client` is this thread's connection to the hub."""
+        places = self.places
+        try:
+            if places is None or not places.url(fragment):
+                return persistently(lambda: call(client), stop=self.stop, what=what)
+        except MovedError:
+            if places is None:
+                raise
+            places.refresh()
+        return self._line(places).say(fragment, call, stop=self.stop, what=what)
+
+    def _line(self, places: Places) -> Line:
+        """This thread's connections to shards."""
+        name = threading.current_thread().name
+        if name not in self._lines:
+            self._lines[name] = Line(places, "updates", self._clients.append)
+        return self._lines[name]
 
     # ---- pulling
 
     def _pull_loop(self, client: HubClient, fragment: int, version: int) -> None:
         while not self.stop.is_set():
             path = f"{m.API}/runs/{self.run_id}/entries?fragment={fragment}&after={version}&wait_s={LONG_POLL_S:g}"
-            data = persistently(
-                lambda p=path: client.fetch(p, timeout_s=LONG_POLL_S + 15), stop=self.stop, what="waiting for entries"
+            data = self._say(
+                client, fragment, lambda c, p=path: c.fetch(p, timeout_s=LONG_POLL_S + 15), "waiting for entries"
             )
             at_s = time.perf_counter()
             for frame in split_frames(data, "entry"):

@@ -3,8 +3,9 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -15,6 +16,7 @@ from ciuic.ledger.frame import split_frames
 from ciuic.ledger.node import NodeMachine, Place
 from ciuic.net import messages as m
 from ciuic.net.client import HubClient
+from ciuic.net.places import Line, Places
 from ciuic.net.tls import Purpose
 from ciuic.train.courier import Courier, persistently, post
 from ciuic.train.runfile import RunFile
@@ -46,10 +48,14 @@ class Entrance:
     courier: Courier
     uploaded: Callable[[], None]
     """Called once this worker's parameters are version 0 and the model holds them."""
+    _places: Places = field(init=False)
+    _line: Line = field(init=False)
 
     def enter(self) -> tuple[m.AttachReply, NodeMachine]:
         """Take this worker's place; the model then holds the newest base of every fragment."""
         client = self.connect("control")
+        self._places = self.courier.places = Places(run_id=self.info.run_id, connect=self.info.connect)
+        self._line = Line(self._places, "snapshots")
         self.state.gather()
         counters = self.state.counters()
         fragments = range(self.state.layout.fragment_count)
@@ -61,9 +67,10 @@ class Entrance:
         machine = NodeMachine(self.state.layout, self.state.vectors, reply.pace.codec_up, place)
         for number, fragment in enumerate(reply.fragments):
             self._load(machine, number, fragment, initial[number])
-            self._catch_up(client, machine, number)
+            self._catch_up(machine, number)
         self.state.scatter()
         client.close()
+        self._line.close()
         return reply, machine
 
     def apply(self, machine: NodeMachine, entry: Entry) -> None:
@@ -73,7 +80,8 @@ class Entrance:
         if fragment == 0:
             self.state.raise_counters(entry.header.counters)
 
-    def _host(self, fragment: int) -> "torch.Tensor":
+    def _host(self, fragment: int) -> Any:
+        """theta of a fragment on the host, as a numpy vector."""
         return self.state.vectors.to_host(self.state.theta_of(fragment))
 
     def _take_place(self, client: HubClient, initial: list[str]) -> m.AttachReply:
@@ -92,6 +100,7 @@ class Entrance:
                 stop=self.courier.stop,
                 what="attaching",
             )
+            self._places.urls = [fragment.url for fragment in reply.fragments]
             if reply.state == "ready":
                 return reply
             if reply.state == "initialize":
@@ -104,18 +113,15 @@ class Entrance:
 
     def _initialize(self, digests: list[str]) -> None:
         """Upload version 0 of every fragment."""
-        client = self.connect("snapshots")
         try:
             for fragment, digest in enumerate(digests):
-                self._upload(client, fragment, digest)
+                self._upload(fragment, digest)
         except ConflictError as error:  # it is there already: another worker's, or ours and the answer was lost
             _log.info("version 0 was not taken: %s", error)
             return
-        finally:
-            client.close()
         self.uploaded()
 
-    def _upload(self, client: HubClient, fragment: int, digest: str) -> None:
+    def _upload(self, fragment: int, digest: str) -> None:
         header = SnapshotHeader(
             run=self.info.run_id,
             fragment=fragment,
@@ -127,8 +133,9 @@ class Entrance:
         )
         frame = Snapshot(header=header, vectors={"base": self._host(fragment)}).to_frame()
         path = f"{m.API}/runs/{self.info.run_id}/snapshot?fragment={fragment}&version=0"
-        persistently(
-            lambda: client.send_frame(path, frame, m.Ok, method="PUT"),
+        self._line.say(
+            fragment,
+            lambda client: client.send_frame(path, frame, m.Ok, method="PUT"),
             stop=self.courier.stop,
             what="uploading version 0",
         )
@@ -152,25 +159,26 @@ class Entrance:
         version = fragment.snapshot_version
         file = Path(self.info.folder) / f"snapshot-{number}-{version}.frame"
         path = f"{m.API}/runs/{self.info.run_id}/snapshot?fragment={number}&version={version}"
-        client = self.connect("snapshots")
-        persistently(
-            lambda: client.download(path, file, fragment.snapshot_bytes),
+        self._line.say(
+            number,
+            lambda client: client.download(path, file, fragment.snapshot_bytes),
             stop=self.courier.stop,
             what="downloading the snapshot",
         )
-        client.close()
         snapshot = snapshot_from_frame(file.read_bytes(), self.state.layout.fragment_shape(number).element_count)
         file.unlink()
         if snapshot.header.layout_digest != self.state.layout.digest:
             raise ProtocolError("the snapshot is for another layout")
         return snapshot
 
-    def _catch_up(self, client: HubClient, machine: NodeMachine, fragment: int) -> None:
+    def _catch_up(self, machine: NodeMachine, fragment: int) -> None:
         """Apply all entries there are, before the first step."""
         while True:
             version = machine.replicas[fragment].version
             path = f"{m.API}/runs/{self.info.run_id}/entries?fragment={fragment}&after={version}&wait_s=0"
-            data = persistently(lambda p=path: client.fetch(p), stop=self.courier.stop, what="catching up")
+            data = self._line.say(
+                fragment, lambda client, p=path: client.fetch(p), stop=self.courier.stop, what="catching up"
+            )
             if not data:
                 return
             for frame in split_frames(data, "entry"):

@@ -30,9 +30,9 @@ class RunFile:
     folder: Path
     """The run's workspace on this node."""
 
-    def connect(self, purpose: Purpose) -> HubClient:
-        """A connection with the node's certificate."""
-        return HubClient(self.hub_url, self.authority.read_bytes(), self.cert, self.key, purpose)
+    def connect(self, purpose: Purpose, url: str = "") -> HubClient:
+        """A connection with the node's certificate, to the hub or to a shard at `url`."""
+        return HubClient(url or self.hub_url, self.authority.read_bytes(), self.cert, self.key, purpose)
 
 
 def read_run_file(path: Path | None = None) -> RunFile:

@@ -127,7 +127,7 @@ class Shards(RuleBasedStateMachine):
 
 TestShards = Shards.TestCase
 TestShards.settings = settings(
-    max_examples=int(os.environ.get("CIUIC_EXAMPLES", "40")),
+    max_examples=int(os.environ.get("CIUIC_EXAMPLES", "20")),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -188,3 +188,14 @@ def test_names_and_addresses_of_shards_outlive_the_hub_and_presence_does_not(tmp
     again = ShardBook(tmp_path / "shards.json", clock=lambda: now[0])
     assert again.url("s") == "https://a:1"
     assert again.take_name("s") == "s-3"
+
+
+def test_the_share_of_a_fragment_that_pushes_move_is_measured_wherever_it_is() -> None:
+    with a_world() as world:
+        for _ in range(8):
+            world.whole_round({"n0", "n1"})
+            world.agree()
+        load = world.hub.ledger.shards().fragments
+        assert [one.shard for one in load] == ["", "s1", "s2"]
+        assert all(0 < one.touched <= 1 for one in load)
+        assert min(one.touched for one in load) < 1, "some embedding rows were not touched"

@@ -131,14 +131,14 @@ def test_pushes_of_many_coroutines_at_once_are_each_counted_once() -> None:
 
 def test_staler_updates_weigh_less_and_too_stale_ones_are_refused() -> None:
     async def story() -> None:
-        server = AsyncParameterServer(parameters(), max_staleness=2)
+        server = AsyncParameterServer(parameters(), max_staleness=1)
         for number in range(3):
             await server.push_update("a", update(1), base_version=number)
         weights = [e.header.contributors[0].weight for e in (await server.get_delta(0)).entries]
         assert weights == [1.0, 1.0, 1.0]
         await server.push_update("b", update(2), base_version=1)
         newest = (await server.get_delta(3)).entries[0].header.contributors[0]
-        assert (newest.staleness, newest.weight) == (2, pytest.approx(1 / 6**0.5))
+        assert (newest.staleness, newest.weight) == (2, pytest.approx(3**-0.5 / 2))
         before = server.digest
         with pytest.raises(ConflictError, match="4 versions behind"):
             await server.push_update("b", update(2), base_version=0)
