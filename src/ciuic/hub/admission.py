@@ -5,27 +5,40 @@ from collections.abc import Collection
 import psutil
 
 from ciuic.errors import LayoutMismatchError, ModelError, NonFiniteError, ProtocolError
+from ciuic.job import SyncSection
 from ciuic.ledger.aggregate import Aggregator
 from ciuic.ledger.entry import Push, RejectReason, Snapshot, base_digest
 from ciuic.ledger.layout import Layout
 from ciuic.units import format_bytes
 
-BYTES_PER_ELEMENT = 20
-"""Of memory while a round is aggregated: base, residual, mean, next base, and outer momentum."""
+PLAIN_BYTES, MOMENTUM_BYTES, DELAYED_BYTES, STEP_BYTES, FEEDBACK_BYTES = 26, 8, 4, 16, 4
+"""Per element while a round is aggregated (measured): base, residual, mean and their successors; outer momentum; its
+delay; in `gradient` mode the moments of the step; and the residual where that has feedback."""
 SHARE_OF_MEMORY = 0.9
 
 
-def check_memory(layout: Layout, elsewhere: Collection[int] = ()) -> None:
+def bytes_per_element(layout: Layout, sync: SyncSection) -> int:
+    """Of the hub's memory, at the peak of a round."""
+    needed = PLAIN_BYTES
+    if sync.outer_momentum:
+        needed += MOMENTUM_BYTES + (DELAYED_BYTES if sync.outer_delay > 1 else 0)
+    if layout.step is not None:
+        needed += STEP_BYTES + (FEEDBACK_BYTES if layout.step.feedback else 0)
+    return needed
+
+
+def check_memory(layout: Layout, sync: SyncSection, elsewhere: Collection[int] = ()) -> None:
     """Refuse a model that this machine cannot aggregate, before anything is allocated. Raises ModelError.
 
-    `elsewhere`: the fragments that shards serve.
+    `elsewhere`: the fragments that are served by others.
     """
-    needed = BYTES_PER_ELEMENT * sum(t.element_count for t in layout.tensors if t.fragment not in elsewhere)
+    each = bytes_per_element(layout, sync)
+    needed = each * sum(t.element_count for t in layout.tensors if t.fragment not in elsewhere)
     free = psutil.virtual_memory().available
     if needed > SHARE_OF_MEMORY * free:
         raise ModelError(
             f"the model needs {format_bytes(needed)} of memory on the hub, {format_bytes(free)} are free",
-            cause=f"{layout.parameter_count:,} parameters, {BYTES_PER_ELEMENT} bytes each while a round is aggregated",
+            cause=f"{layout.parameter_count:,} parameters, {each} bytes each while a round is aggregated",
             next="run the hub on a machine with more memory, or train a smaller model",
         )
 

@@ -34,7 +34,7 @@ class Attaching:
         self._check_same_ground(node, request)
         if ledger.layout is None:
             places = ledger.sharding.first_places(layout)
-            check_memory(layout, places)
+            check_memory(layout, ledger.job.sync, places)
             write_durable(ledger.folder / "layout.json", msgspec.json.encode(layout))
             ledger.sharding.settle(places)
             ledger.set_layout(layout)

@@ -343,9 +343,10 @@ class Hub:
         with self._lock:
             measured = {name: node.measured for name, node in self._state.nodes.items()}
         job, nodes = parse_job(self.run(run_id).job), ledger.info(full=False)["nodes"]
-        better = self._chooser.choose(job, ledger.layout, ledger.settings, nodes, measured)
+        seen = ledger.settings
+        better = self._chooser.choose(job, ledger.layout, seen, nodes, measured)
         if better is not None:
-            ledger.switch(better)
+            ledger.switch(better, instead_of=seen)
 
     def stop(self) -> None:
         """Close what is open; the runs go on with the next start."""

@@ -203,7 +203,7 @@ class FragmentRounds:
 
         `committed`: distinct samples of the run that are committed once these pushes are.
         """
-        why = "" if self.is_frozen else self.inbox.decide(view.expected, self.ground.clock())
+        why = "" if self.is_frozen else self.inbox.decide(self._expected(view), self.ground.clock())
         if not why:
             return None
         pushes, rejected = self.inbox.select(self.version, view.at_work)
@@ -229,6 +229,11 @@ class FragmentRounds:
         return Closed(
             header=candidate.entry.header, entry_bytes=entry_bytes, rejected=tuple(removed), snapshot_problem=problem
         )
+
+    def _expected(self, view: RunView) -> list[str]:
+        """Fragment 0 reports the samples: who has none left may still have progress in the other fragments."""
+        behind = [node for node, fragments in view.behind.items() if self.number in fragments] if self.number else []
+        return sorted({*view.expected, *behind})
 
     def _step_facts(self, pushes: list[Push], committed: int, total: int) -> StepFacts | None:
         """In `gradient` mode: the learning rate of the newest push, and whether the second moment is frozen now."""

@@ -25,7 +25,9 @@ class Member:
     last_request_id: int = 0
     last_lease: LeaseReply | None = None
     unpushed: bool = False
-    """It has, or may have, progress in some fragment that it has not pushed."""
+    """It has, or may have, progress in some fragment that has not merged."""
+    behind: list[int] = field(default_factory=list)
+    """Fragments in which it has, or may have, progress that it has not pushed."""
     pushes_accepted: int = 0
     pushes_merged: int = 0
     pushes_rejected: int = 0
@@ -43,6 +45,7 @@ class Member:
         self.report, self.last_request_id, self.last_lease = None, 0, None
         self.incarnation, self.state = incarnation, "warming"
         self.has_left = self.unpushed = False
+        self.behind = []
 
     def take_report(self, report: ReportRequest) -> None:
         self.report = report

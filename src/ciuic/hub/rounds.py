@@ -104,6 +104,7 @@ class RunLedger:
             members={member.node: member.incarnation for member in self.members.values()},
             away=sorted(member.node for member in self.members.values() if member.has_left),
             expected=self._expected(),
+            behind={member.node: member.behind for member in self._settled() if member.behind},
             at_work=len(self._at_work()),
             settings=self.settings,
             intervals=self._intervals(),
@@ -116,10 +117,13 @@ class RunLedger:
 
     # ---- settings
 
-    def switch(self, settings: Settings) -> None:
-        """From the next round on these hold; pushes that are on their way are still understood."""
+    def switch(self, settings: Settings, *, instead_of: Settings | None = None) -> None:
+        """From the next round on these hold; pushes that are on their way are still understood.
+
+        `instead_of`: only when these still hold, so that nobody's newer decision is overwritten.
+        """
         with self._lock:
-            if settings == self.settings:
+            if settings == self.settings or (instead_of is not None and self.settings != instead_of):
                 return
             self.journal.append(Switched(settings=settings))
             self.use(settings)
@@ -129,7 +133,8 @@ class RunLedger:
 
     def change(self, request: m.SyncRequest, by: str) -> None:
         """An operator changes settings. Raises UsageError."""
-        self.switch(changed(self.settings, request, by, self.job))
+        with self._lock:
+            self.switch(changed(self.settings, request, by, self.job))
 
     def use(self, settings: Settings) -> None:
         """Make these the present settings (they are durable)."""
@@ -144,6 +149,8 @@ class RunLedger:
 
     def _intervals(self) -> dict[str, int]:
         step_s = {x.node: x.report.step_s if x.report else 0.0 for x in self._at_work()}
+        if self.layout is not None and self.layout.step is not None:
+            return dict.fromkeys(step_s, self.settings.interval)  # gradients: all make every step together
         return balanced_intervals(self.settings.interval, step_s)
 
     # ---- attaching
@@ -214,7 +221,9 @@ class RunLedger:
                     f"request {request.request_id} of {node} is older than its request {member.last_request_id}",
                     cause="it was delayed on its way; nobody waits for its answer any more",
                 )
-            member.unpushed = request.unpushed
+            several = len(self.fragments) > 1
+            member.unpushed = request.unpushed or (several and self.samples.outstanding(node) > 0)
+            member.behind = [f for f in request.behind if 0 < f < len(self.fragments)]
             self._seal_if_complete()
             if self._is_complete and (self.sealed or not self._someone_has_progress()):
                 versions = [f.version for f in self.fragments]
@@ -235,6 +244,7 @@ class RunLedger:
             self.samples.give_back(node, ranges)
             raise
         member.last_request_id, member.unpushed = request_id, len(self.fragments) > 1
+        member.behind = list(range(1, len(self.fragments)))
         member.last_lease = m.LeaseReply(status="granted", ranges=ranges)
         return member.last_lease
 
@@ -332,9 +342,11 @@ class RunLedger:
 
     def _expected(self) -> list[str]:
         """Members whose push a round waits for: not joiners before their first push, nor nodes without samples."""
+        return [x.node for x in self._settled() if self.samples.free or self.samples.outstanding(x.node)]
+
+    def _settled(self) -> list[Member]:
         present = self._at_work()
-        settled = [member for member in present if member.state == "training"] or present
-        return [x.node for x in settled if self.samples.free or self.samples.outstanding(x.node)]
+        return [member for member in present if member.state == "training"] or present
 
     def _at_work(self) -> list[Member]:
         return [member for member in self.members.values() if member.is_present]
@@ -345,16 +357,19 @@ class RunLedger:
         except StorageError as error:
             self._tell_storage("round not closed", error)
             return None
+        except CiuicError as error:
+            self._tell_storage("round not closed", error, kind="round.failed")
+            return None
         if closed is not None:
             self._storage_problem = ""
             self._settle(fragment.number, closed)
         return closed
 
-    def _tell_storage(self, what: str, error: StorageError) -> None:
+    def _tell_storage(self, what: str, error: CiuicError, *, kind: str = "storage.failed") -> None:
         """Once per problem, however often it is met."""
         if error.message != self._storage_problem:
             self._storage_problem = error.message
-            self._emit("storage.failed", f"{what}: {error}", "", {"code": error.code})
+            self._emit(kind, f"{what}: {error}", "", {"code": error.code})
 
     def _committed_with(self, number: int, pushes: list[Push]) -> int:
         """Distinct samples that are committed once these pushes are."""

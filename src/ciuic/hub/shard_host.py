@@ -140,7 +140,7 @@ class ShardHost:
         """Raises ModelError when this machine has not the memory, LedgerDamagedError."""
         ground = self._ground(part.run_id)
         others = set(range(ground.layout.fragment_count)) - {place.fragment}
-        check_memory(ground.layout, others)
+        check_memory(ground.layout, ground.job.sync, others)
         rounds = FragmentRounds(ground, place.fragment, part.view.settings, folder)
         try:
             rounds.reopen()

@@ -201,6 +201,8 @@ class LeaseRequest(Message):
     """Samples of one step of the node: a lease is a multiple of it while enough are free."""
     unpushed: bool = False
     """The worker still has progress to push in some fragment: the run is not complete yet."""
+    behind: list[int] = []
+    """The fragments in which it has progress that is not even on its way."""
 
 
 class LeaseReply(Message):

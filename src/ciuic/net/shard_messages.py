@@ -25,6 +25,8 @@ class RunView(ShardMessage):
     """Those of them that left: they push no more before they attach again."""
     expected: list[str] = []
     """Nodes whose push a round waits for."""
+    behind: dict[str, list[int]] = {}
+    """Nodes without samples that have not pushed all they trained: the fragments whose rounds wait for them too."""
     at_work: int = 0
     """How many nodes train."""
     settings: Settings = Settings()

@@ -129,7 +129,7 @@ class Engine:
         chunk = step * self.interval
         self._least_ahead = chunk + 2 * step
         self.leases = Leases(run_id, incarnation, chunk=chunk, ahead=self._least_ahead, step=step)
-        self.leases.several = fragments > 1
+        self.leases.fragments = fragments
         self.telling = Telling(
             run_id=run_id,
             machine=self.machine,
@@ -292,9 +292,10 @@ class Engine:
         changed = self._process_arrivals()
         if self.leases.is_complete:
             return self._complete_step(changed, timeout_s)
-        self.leases.unpushed = self._has_progress()
         if not self.leases.may_come:
             changed = self._push_all() or changed
+        self.leases.unpushed = self._has_progress()
+        self.leases.behind = [f for f, r in enumerate(self.machine.replicas) if f and r.progress.tokens]
         self.leases.wait(timeout_s)
         return "again", changed
 
@@ -313,13 +314,16 @@ class Engine:
         return changed
 
     def _drained_step(self, changed: bool) -> tuple[str, bool]:
-        changed = self._push_all() or changed
+        if self.leases.is_complete:
+            return "end", changed
+        self._drain_since_s = self._drain_since_s or time.perf_counter()
+        is_late = time.perf_counter() - self._drain_since_s > DRAIN_S
+        if not is_late:
+            changed = self._push_all() or changed
         pairs = list(zip(self.machine.replicas, self._turns, strict=True))
         flights = [(r.in_flight.sequence, turn.acknowledged) for r, turn in pairs if r.in_flight is not None]
         if not flights:
-            return ("again" if self._has_progress() else "end"), changed
-        self._drain_since_s = self._drain_since_s or time.perf_counter()
-        is_late = time.perf_counter() - self._drain_since_s > DRAIN_S
+            return ("again" if self._has_progress() and not is_late else "end"), changed
         are_stored = all(sequence <= stored for sequence, stored in flights)  # durable: they merge without us
         nothing_left = not any(r.progress.tokens for r in self.machine.replicas)
         return ("end" if are_stored and (nothing_left or is_late) else "again"), changed

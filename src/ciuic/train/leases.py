@@ -18,13 +18,15 @@ class Leases:
 
     def __init__(self, run_id: str, incarnation: int, *, chunk: int, ahead: int, step: int = 1) -> None:
         """`chunk`: least samples per lease; more are asked for when fewer than `ahead` are left; `step`: per step."""
-        self.several = False
-        """Whether the model has several fragments: then the run is not complete while one has progress to push."""
+        self.fragments = 1
+        """Of the model; when it has several, the run is not complete while one has progress to push."""
         self._run_id, self._incarnation = run_id, incarnation
         self._chunk, self._step = chunk, step
         self.ahead = ahead
         self.unpushed = False
         """Samples were taken since the training thread last had nothing left to push."""
+        self.behind: list[int] = []
+        """Fragments in which the training thread has progress that is not on its way."""
         self._ready: list[Range] = []
         self._changed = threading.Condition()
         self._request_id = 0
@@ -48,7 +50,8 @@ class Leases:
                     self._ready.pop(0)
                 else:
                     self._ready[0] = (middle, stop)
-            self.unpushed = self.unpushed or bool(taken)
+            if taken:
+                self.unpushed, self.behind = True, list(range(1, self.fragments))
             self._changed.notify_all()
             return taken
 
@@ -108,7 +111,8 @@ class Leases:
             count=count,
             request_id=self._request_id + 1,
             step=self._step,
-            unpushed=self.unpushed and self.several,
+            unpushed=self.unpushed and self.fragments > 1,
+            behind=self.behind,
         )
 
     def _take_reply(self, reply: m.LeaseReply) -> None:

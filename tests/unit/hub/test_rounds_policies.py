@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from rounds_world import Make, Rounds, many_rounds
 
 from ciuic.errors import UsageError
+from ciuic.ledger.entry import push_from_frame
+from ciuic.ledger.layout import StepRule, make_layout
 from ciuic.net import messages as m
 
 
@@ -125,3 +128,60 @@ def test_a_run_that_sends_gradients_cannot_be_changed_to_what_its_job_could_not_
     assert world.ledger.settings == before
     world.ledger.change(m.SyncRequest(codec_up="int8", codec_down="bf16"), "ops")
     assert world.ledger.settings.codec_up == "int8"
+
+
+def test_the_last_round_of_every_fragment_is_a_mean_of_all_that_have_progress_in_it(rounds: Make) -> None:
+    names = ["a", "b", "c", "d"]
+    world = rounds(fragments=2, samples=44, compression="none")
+    world.start(*names)
+    for node in names:  # one round of all, so that rounds wait for each
+        for fragment in (1, 0):
+            world.push(node, *(world.lease(node, 1).ranges if not fragment else ()), fragment=fragment)
+    world.tick(100)
+    leases = {node: world.lease(node, 10).ranges for node in names}
+    for frame in [world.frame(node, *leases[node], tokens=10) for node in names]:
+        world.ledger.push(frame_node(frame), frame)
+    second = world.ledger.fragments[1]
+    before, version = second.aggregator.base.copy(), second.version
+    for frame in [world.frame(node, fragment=1, tokens=10) for node in names]:
+        world.ledger.push(frame_node(frame), frame)
+    world.tick(100)
+    assert second.version == version + 1, "each push closed a round of its own"
+    assert float((before - second.aggregator.base).max()) == pytest.approx(0.01)
+
+
+def frame_node(frame: bytes) -> str:
+    return push_from_frame(frame).header.node
+
+
+def test_nobody_waits_for_a_node_that_says_it_has_pushed_all(rounds: Make) -> None:
+    world = rounds(fragments=2, samples=8)
+    world.settled("a", "b")
+    for node in ("a", "b"):
+        world.push(node, *world.lease(node, 2).ranges)
+    world.push("a", fragment=1)
+    waiting = world.ledger.fragments[1].version
+    incarnation, request_id = world.incarnations["b"], world.request_ids["b"] + 1
+    nothing_left = m.LeaseRequest(incarnation=incarnation, count=4, request_id=request_id, behind=[])
+    world.ledger.lease("b", nothing_left)
+    world.tick()
+    assert world.ledger.fragments[1].version == waiting + 1
+
+
+def test_a_choice_made_meanwhile_does_not_overwrite_an_operators_change(rounds: Make) -> None:
+    world = rounds()
+    seen = world.ledger.settings
+    world.ledger.change(m.SyncRequest(interval=17), "ops")
+    world.ledger.switch(msgspec.structs.replace(seen, interval=3, why="measured"), instead_of=seen)
+    assert world.ledger.settings.interval == 17
+
+
+def test_in_gradient_mode_every_node_pushes_every_step_however_slow(rounds: Make) -> None:
+    world = rounds(send="gradient", compression="int4")
+    plain = world.layout
+    rule = StepRule(beta1=0.9, beta2=0.99, eps=1e-8)
+    world.layout = make_layout(plain.tensors, plain.fragment_count, rule)
+    world.start("a", "b")
+    report(world, "a", 0.1)
+    report(world, "b", 0.4)
+    assert {n.node_id: n.interval for n in world.ledger.info(full=False)["nodes"]} == {"a": 1, "b": 1}
