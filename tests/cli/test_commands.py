@@ -141,6 +141,35 @@ def test_stop_and_resume_tell_the_hub(world: CliWorld) -> None:
     assert json.loads(world.ciuic("resume", "tiny-1", "--json").stdout) == {"ok": True}
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--policy", "async"], {"policy": "async", "interval": 0, "codec_up": "", "codec_down": ""}),
+        (["--interval", "16"], {"policy": "", "interval": 16, "codec_up": "", "codec_down": ""}),
+        (["--compression", "int4"], {"policy": "", "interval": 0, "codec_up": "int4", "codec_down": "int4"}),
+        (["--compression", "topk,int8"], {"policy": "", "interval": 0, "codec_up": "topk", "codec_down": "int8"}),
+    ],
+    ids=["policy", "interval", "both", "each"],
+)
+def test_sync_changes_only_what_is_given(world: CliWorld, options: list[str], expected: dict[str, Any]) -> None:
+    world.on("POST", "/v1/runs/tiny-1/sync", Ok())
+    assert "next round" in world.ciuic("sync", "tiny-1", *options).stdout
+    assert world.bodies[-1][2] == expected
+
+
+def test_sync_without_a_change_says_what_to_give(world: CliWorld) -> None:
+    done = world.ciuic("sync", "tiny-1")
+    assert done.returncode == 2
+    assert "--policy, --interval or --compression" in done.stderr
+
+
+def test_the_options_of_a_benchmark_are_its_own(world: CliWorld) -> None:
+    listed = world.ciuic("bench").stdout
+    assert all(name in listed for name in ("codec", "sync", "learning", "ddp", "hub"))
+    assert "--rounds" in world.ciuic("bench", "hub", "--help").stdout
+    assert world.ciuic("bench", "nosuch").returncode == 2
+
+
 def test_run_detached_submits_the_resolved_job_and_prints_the_run(world: CliWorld, tmp_path: Path) -> None:
     world.on("POST", "/v1/runs", SubmitReply(run_id="tiny-1", created=True))
     done = world.ciuic("run", job_file(tmp_path), "--detach", "--submit-token", "t")

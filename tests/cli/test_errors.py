@@ -73,7 +73,7 @@ def test_a_bad_job_file_shows_every_problem(tmp_path: Path, nowhere: dict[str, s
     assert done.stderr.splitlines()[:3] == [
         f"error[CIUIC-101]: {path} has 2 problems",
         "  line 2: unknown key intervall in [sync]; did you mean interval?",
-        "  line 3: sync.policy must be 'sync', not 3",
+        "  line 3: sync.policy must be 'sync' or 'async', not 3",
     ]
     body = json.loads(ciuic("run", str(path), "--json", environment=nowhere).stdout)
     assert len(body["error"]["problems"]) == 2

@@ -61,7 +61,7 @@ for _name, _command in COMMANDS.items():
     if isinstance(_command, typer.Typer):
         app.add_typer(_command, name=_name)
     else:
-        app.command(_name, context_settings=bench.CONTEXT if _name == "bench" else None)(_command)
+        app.command(_name, **(bench.SETTINGS if _name == "bench" else {}))(_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ciuic.cli.output import JsonOption, print_grid, print_json, print_line
+from ciuic.errors import UsageError
 
 
 def plan(
@@ -17,7 +18,7 @@ def plan(
     link: Annotated[
         str, typer.Option(metavar="RATE[,RATE]", help="Ask no hub: a link like 20Mbit/s, or up,down.")
     ] = "",
-    rtt: Annotated[str, typer.Option(help="Round trip of --link.")] = "50 ms",
+    rtt: Annotated[str, typer.Option(help="Round trip of --link; 50 ms when left out.")] = "",
     count: Annotated[int | None, typer.Option(min=1, max=10_000, help="Number of nodes with --link.")] = None,
     step_s: Annotated[float | None, typer.Option(help="Seconds per optimizer step.")] = None,
     parameters: Annotated[str, typer.Option(help="Size of the model, like 5M; else it is counted.")] = "",
@@ -32,8 +33,10 @@ def plan(
     from ciuic.cli import plan_views as views
 
     given = inputs.given_job(job)
+    if not link and (rtt or count):
+        raise UsageError("--rtt and --count describe an imagined link", next="give --link too, for example 20Mbit/s")
     if link:
-        listed = inputs.imagined_nodes(link, rtt, count or max(2, given.job.nodes.min), step_s)
+        listed = inputs.imagined_nodes(link, rtt or "50 ms", count or max(2, given.job.nodes.min), step_s)
     else:
         listed = inputs.nodes_of_hub(given.job, [name for name in nodes.split(",") if name], step_s)
     model = inputs.shape_of_job(given.job, parameters)

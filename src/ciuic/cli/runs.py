@@ -96,8 +96,8 @@ def status(run_id: OptionalRun = "", as_json: JsonOption = False) -> None:
 
 def sync(
     run_id: RunArgument,
-    policy: Annotated[Literal["", "sync", "async"], typer.Option(help="sync or async.")] = "",
-    interval: Annotated[int, typer.Option(help="Inner steps per push of a node of average speed.", min=1)] = 0,
+    policy: Annotated[Literal["sync", "async"] | None, typer.Option(help="When the hub makes a new version.")] = None,
+    interval: Annotated[int | None, typer.Option(help="Steps per push of a node of average speed.", min=1)] = None,
     compression: Annotated[str, typer.Option(help="A codec for both directions, or UP,DOWN.")] = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -105,7 +105,7 @@ def sync(
     from ciuic.net.messages import Ok, SyncRequest
 
     up, _, down = compression.partition(",")
-    request = SyncRequest(policy=policy, interval=interval, codec_up=up, codec_down=down or up)
+    request = SyncRequest(policy=policy or "", interval=interval or 0, codec_up=up, codec_down=down or up)
     if request == SyncRequest():
         raise UsageError("there is nothing to change", next="give --policy, --interval or --compression")
     reply = operator_client().call("POST", f"{run_path(run_id)}/sync", request, Ok)

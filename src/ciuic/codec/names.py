@@ -1,5 +1,7 @@
 """The codecs by name."""
 
+import difflib
+
 from ciuic.codec.scalar import Bf16Codec, IntegerCodec, NoneCodec, OneBitCodec, ScalarCodec
 from ciuic.codec.top_k import TopKCodec
 from ciuic.codec.two_bit import TwoBitCodec
@@ -23,6 +25,9 @@ def scalar_codec(name: str) -> ScalarCodec:
     try:
         return _CODECS[name]
     except KeyError:
+        near = difflib.get_close_matches(name.lower(), CODEC_NAMES, n=1, cutoff=0.6)
         raise CodecUnavailableError(
-            f"there is no codec {name!r}", cause=f"known codecs: {', '.join(CODEC_NAMES)}", next="choose one of them"
+            f"there is no codec {name!r}" + (f"; did you mean {near[0]}?" if near else ""),
+            cause=f"known codecs: {', '.join(CODEC_NAMES)}",
+            next="choose one of them",
         ) from None

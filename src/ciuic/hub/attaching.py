@@ -81,7 +81,11 @@ class Attaching:
             )
         ledger.journal.append(Started(total_samples=total))
         ledger.started, ledger.samples = True, SampleLedger(total)
-        ledger.tell("run.training", f"{len(present)} nodes start: {total:,} samples", data={"nodes": present})
+        ledger.tell(
+            "run.training",
+            f"{len(present)} node{'s start' if len(present) > 1 else ' starts'}: {total:,} samples",
+            data={"nodes": present},
+        )
         return True
 
     def _take_place(self, node: str, request: m.AttachRequest) -> m.AttachReply:

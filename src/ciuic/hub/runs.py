@@ -122,7 +122,9 @@ class Shelf:
             ledger = self._ledgers.get(run.run_id)
             door = self._doors.setdefault(run.run_id, threading.Lock())
         if not is_at_work:
-            raise ConflictError(f"{run.run_id} is {run.state}", cause=run.reason, next="stop the worker")
+            raise ConflictError(
+                f"{run.run_id} is {run.state}", cause=run.reason, next=f"`ciuic status {run.run_id}` says more about it"
+            )
         if ledger is not None:
             return ledger
         with door:

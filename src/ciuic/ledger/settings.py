@@ -21,4 +21,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def describe(self) -> str:
         """One line."""
         codecs = self.codec_up if self.codec_up == self.codec_down else f"{self.codec_up} up, {self.codec_down} down"
-        return f"{self.policy}, {codecs}, every {self.interval} steps" + (f" ({self.why})" if self.why else "")
+        often = "every step" if self.interval == 1 else f"every {self.interval} steps"
+        return f"{self.policy}, {codecs}, {often}" + (f" ({self.why})" if self.why else "")

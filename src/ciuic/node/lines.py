@@ -57,6 +57,7 @@ class ExceptionFinder:
     _TRACEBACK = "Traceback (most recent call last):"
     _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
     _OUR_ERROR = re.compile(r"(error\[CIUIC-\d{3}\]: .+)|(Fatal Python error: .+)")
+    _COLLATERAL = re.compile(r"Connection (closed|reset) by peer|Connection refused|Broken pipe")
     _SIGNAL = re.compile(r".*Signal \d+ \((SIG\w+)\) received by PID.*")
 
     def __init__(self) -> None:
@@ -84,5 +85,7 @@ class ExceptionFinder:
 
     def verdict(self) -> str:
         """The exception line (at most 1000 characters), or the last words; empty when there were none."""
-        by_rank = next((line for rank, line in self._found.items() if rank != LAUNCHER_RANK), "")
+        found = [line for rank, line in self._found.items() if rank != LAUNCHER_RANK]
+        own = [line for line in found if not self._COLLATERAL.search(line)]  # a peer's death is no cause
+        by_rank = next(iter(own or found), "")
         return (by_rank or self._killed_by or self._last or self._found.get(LAUNCHER_RANK, ""))[:1000]

@@ -39,8 +39,9 @@ def _round(choice: Choice) -> str:
     moved = format_bytes(found.up_bytes) + " each way"
     if found.up_bytes != found.down_bytes:
         moved = f"{format_bytes(found.up_bytes)} up and {format_bytes(found.down_bytes)} down"
+    steps = "1 step" if choice.setting.interval == 1 else f"{choice.setting.interval} steps"
     return (
-        f"a round of {_steps(choice.setting.interval)} ({format_duration(found.compute_s)}) moves {moved} in "
+        f"a round of {steps} ({format_duration(found.compute_s)}) moves {moved} in "
         f"{format_duration(found.transfer_s)}, with {format_duration(found.latency_s)} of latency and "
         f"{format_duration(found.codec_s)} of encoding and decoding"
     )
@@ -50,13 +51,13 @@ def _beside(choice: Choice) -> str:
     """Against sending uncompressed, and where compression would stop paying."""
     setting = choice.setting
     if setting.codec_up in ("none", "bf16") and setting.codec_down in ("none", "bf16"):
-        return "compression would not pay: the link is fast enough for full numbers"
+        return "the link is fast enough for full numbers: fewer bits would cost loss and save no time"
     plain = Setting(codec_up="bf16", codec_down="bf16", interval=setting.interval)
     other = predict(choice.facts, plain, overlap=True)
     text = f"bf16 would need {format_duration(other.transfer_s + other.latency_s)}"
     rate = break_even_bits_per_s(choice.facts.nodes, choice.facts.speeds, setting.codec_up, "bf16")
     if rate == inf:
-        text += "; packing is no slower than copying, so compression pays on every link"
+        text += "; packing costs no more time than copying"
     elif rate > 0:
         text += f"; compression makes rounds shorter on links below {format_rate(rate)}"
     return text

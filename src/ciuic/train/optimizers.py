@@ -58,6 +58,12 @@ def muon_adamw(
 
     Raises UsageError for names in `adamw` that the model has not, and for rates that are not above 0.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"muon_adamw needs the model itself, not {type(model).__name__}",
+            cause="names and modules tell matrices from embeddings and heads",
+            next="muon_adamw(model, lr=...)",
+        )
     known = _Options(**options)
     muon_lr = MUON_TIMES * lr if muon_lr is None else muon_lr
     for name, value in (("lr", lr), ("muon_lr", muon_lr)):

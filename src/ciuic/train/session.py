@@ -226,7 +226,7 @@ class Run:
             wrapped.require_forward_param_sync = False  # else its forward waits for the other ranks' buffers
         try:
             with torch.no_grad():
-                return self._evaluate()
+                return _checked_loss(self._evaluate())
         finally:
             if isinstance(wrapped, nn.parallel.DistributedDataParallel):
                 wrapped.require_forward_param_sync = True
@@ -325,6 +325,19 @@ def _choose_device() -> torch.device:
         torch.cuda.set_device(index)
         return torch.device("cuda", index)
     return torch.device("cpu")
+
+
+def _checked_loss(result: Any) -> tuple[float, int]:
+    """What a program's evaluation returned. Raises TrainingLoopError."""
+    try:
+        loss, samples = result
+        return float(loss), int(samples)
+    except (TypeError, ValueError) as error:
+        raise TrainingLoopError(
+            "what run.on_evaluate was given must return two numbers: mean held-out loss and number of samples",
+            cause=f"it returned {result!r}"[:200],
+            next="return (loss, samples), for example (float(loss), len(held_out))",
+        ) from error
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:

@@ -97,6 +97,20 @@ def test_the_rank_that_failed_first_counts_and_not_the_launcher() -> None:
     )
 
 
+def test_a_rank_that_lost_its_peer_is_not_the_cause_also_when_it_speaks_first() -> None:
+    assert (
+        _find(
+            (1, TRACEBACK),
+            (1, "  File"),
+            (1, "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:4711"),
+            (0, TRACEBACK),
+            (0, "  File"),
+            (0, "TypeError: the cause"),
+        )
+        == "TypeError: the cause"
+    )
+
+
 def test_a_rank_killed_by_a_signal_is_found_in_the_launchers_words() -> None:
     assert (
         _find((0, "training"), (LAUNCHER_RANK, "  traceback : Signal 9 (SIGKILL) received by PID 4711"))

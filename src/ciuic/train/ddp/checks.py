@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ciuic.codec import CODEC_NAMES
-from ciuic.errors import CodecUnavailableError, TrainingLoopError
+from ciuic.errors import CodecUnavailableError, TrainingLoopError, UsageError
 from ciuic.train.two_syncs import manager_of
 
 CODECS = ("none", "bf16", "int8", "int4", "2-bit", "1-bit")
@@ -72,6 +72,8 @@ def check_model(model: nn.Module) -> DistributedDataParallel:
 
 def check_optimizer(optimizer: Optimizer, codec: str) -> None:
     """Refuse what cannot learn from compressed gradients. Raises TrainingLoopError."""
+    if not isinstance(getattr(optimizer, "param_groups", None), list):
+        raise UsageError(f"optimizer= takes a torch optimizer, not {type(optimizer).__name__}", next="give the object")
     inner = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer keeps the real one there
     name = type(inner).__name__
     if any(group.get("amsgrad") for group in inner.param_groups):
