@@ -9,7 +9,7 @@ import typer
 from ciuic.bench.names import NAMES
 from ciuic.cli.output import Grid, print_grid, print_line
 
-SETTINGS = {"add_help_option": False, "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}}
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Options of the benchmark itself go to it, --help included."""
 HELP = ("-h", "--help")
 

@@ -61,7 +61,9 @@ for _name, _command in COMMANDS.items():
     if isinstance(_command, typer.Typer):
         app.add_typer(_command, name=_name)
     else:
-        app.command(_name, **(bench.SETTINGS if _name == "bench" else {}))(_command)
+        passes_on = _command is bench.bench
+        context = bench.CONTEXT if passes_on else None
+        app.command(_name, context_settings=context, add_help_option=not passes_on)(_command)
 
 
 def _print_version(wanted: bool) -> None:
