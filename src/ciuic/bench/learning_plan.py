@@ -46,7 +46,8 @@ CORE: tuple[Item, ...] = (
     _muon(_rounds("onebit-h5", "1-bit", 5), 1.955),
     _rounds("twobit-h4", "2-bit", 4, 2.201),
     Item(setting=Setting(name="gradient-int4", mode="gradient", codec="int4"), earlier=2.101),
-    Item(setting=Setting(name="onebit-adam", mode="onebit_adam", codec="int4"), earlier=2.155),
+    # the earlier study froze at 20 % of the run, here it is when the warm-up is over: not the same setting
+    Item(setting=Setting(name="onebit-adam", mode="onebit_adam", codec="int4")),
 )
 """Tuned, on a dense model and on a mixture of experts; the first names are measured first."""
 
