@@ -78,10 +78,10 @@ SCREENED: tuple[Item, ...] = (
 """One seed, at the rate that the named neighbour found best."""
 
 
-def _fixed(item: Item, earlier: float, outer_momentum: float = 0.0) -> Item:
+def _fixed(item: Item, earlier: float, outer_momentum: float = 0.0, seeds: int = 1) -> Item:
     name = f"fixed-{item.setting.name}" + (f"-momentum{outer_momentum}" if outer_momentum else "")
     setting = replace(item.setting, name=name, warmup=FIXED_WARMUP, outer_momentum=outer_momentum)
-    return Item(setting=setting, rate=FIXED_LR, seeds=1, earlier=earlier, group="fixed")
+    return Item(setting=setting, rate=FIXED_LR, seeds=seeds, earlier=earlier, group="fixed")
 
 
 FIXED: tuple[Item, ...] = (
@@ -93,8 +93,8 @@ FIXED: tuple[Item, ...] = (
     _fixed(_rounds("onebit-h1", "1-bit", 1), 2.376),
     _fixed(_rounds("onebit-h2", "1-bit", 2), 2.347),
     _fixed(_rounds("onebit-h5", "1-bit", 5), 2.354),
-    _fixed(_rounds("onebit-h20", "1-bit", 20), 2.422),
-    _fixed(_rounds("onebit-h5", "1-bit", 5), 2.463, outer_momentum=0.5),
+    _fixed(_rounds("onebit-h20", "1-bit", 20), 2.422, seeds=3),
+    _fixed(_rounds("onebit-h5", "1-bit", 5), 2.463, outer_momentum=0.5, seeds=3),
 )
 
 
