@@ -16,7 +16,7 @@ import torch
 from ciuic.bench import Table
 from ciuic.bench import sync_results as results
 from ciuic.bench import sync_task as task
-from ciuic.bench.sync_modes import Plan, Watched, watch_mode
+from ciuic.bench.sync_modes import OURS, Plan, Watched, watch_mode
 from ciuic.bench.sync_plots import draw
 from ciuic.bench.sync_program import MODES
 from ciuic.bench.work import work_folder
@@ -29,6 +29,7 @@ LINKS = {"continents": evenly_far}
 FIRST_MINUTE_S = 60.0
 NICE = -10
 """What else the machine does should not decide the result."""
+ALL_MODES = ("none", *OURS, *(mode for mode in MODES if mode.startswith("ddp")))
 EVEN = "ours-even"
 """With `--slow`: ours with no slow site, to compare the loss at equal tokens."""
 Points = list[tuple[float, float]]
@@ -38,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Its own options."""
     parser.add_argument("--links", choices=sorted(LINKS), default="continents", help="where the sites are")
     parser.add_argument("--rates", default="100,20", help="Mbit/s of each access link, one or several")
-    parser.add_argument("--modes", default="none,ours,ddp-fp32,ddp-fp16", help=f"of {', '.join(MODES)}")
+    parser.add_argument("--modes", default="none,ours,ddp-fp32,ddp-fp16", help=f"all, or of {', '.join(ALL_MODES)}")
     parser.add_argument("--duration", type=float, default=90.0, help="seconds per mode and rate")
     parser.add_argument("--warm", type=float, default=15.0, help="of these not counted in rates")
     parser.add_argument("--pace", type=float, default=0.6, help="seconds per step")
@@ -202,11 +203,11 @@ def _rates(options: argparse.Namespace) -> list[float]:
 def _modes(options: argparse.Namespace) -> list[str]:
     if options.slow:
         return ["none", "ours", EVEN]
-    modes = options.modes.split(",")
+    modes = ALL_MODES if options.modes == "all" else tuple(options.modes.split(","))
     for mode in modes:
-        if mode not in MODES:
-            raise UsageError(f"there is no mode {mode}", next=f"one of {', '.join(MODES)}")
-    return modes
+        if mode not in ALL_MODES:
+            raise UsageError(f"there is no mode {mode}", next=f"one of {', '.join(ALL_MODES)}, or all")
+    return list(modes)
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

@@ -16,6 +16,13 @@ from ciuic.lab.namespaces import DEVICE
 from ciuic.lab.switch_sites import HUB, Sites
 from ciuic.net.messages import RunInfo
 
+OURS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "ours-async": {"policy": "async", "max_staleness": 8},
+    "ours-gradient": {"send": "gradient"},
+    "ours-fragments": {"fragments": 4, "overlap": True},
+}
+"""What each mode through the hub adds to the job's [sync]."""
 BEGIN_S = 180.0
 """So long all sites may take to begin."""
 LAST_STEP_S = 90.0
@@ -101,17 +108,20 @@ Handles = tuple[Callable[[], object], Callable[[], float], Callable[[], RunInfo 
 
 
 def _running(sites: Sites, mode: str, plan: Plan, folder: Path) -> contextlib.AbstractContextManager[Handles]:
-    return _through_hub(sites, plan, folder) if mode == "ours" else _directly(sites, mode, plan, folder)
+    if mode in OURS:
+        return _through_hub(sites, plan, folder, OURS[mode])
+    return _directly(sites, mode, plan, folder)
 
 
 @contextlib.contextmanager
-def _through_hub(sites: Sites, plan: Plan, folder: Path) -> Generator[Handles]:
+def _through_hub(sites: Sites, plan: Plan, folder: Path, way: dict[str, Any]) -> Generator[Handles]:
+    sync = way if "send" in way else {**plan.sync, **way}
     with FarNetwork(sites, folder) as network, sites.inside(HUB):
         job = {
             "name": "bench",
             "model": {"command": ["python", *_program("ours", plan, folder)]},
             "nodes": {"min": len(sites.profile.locations)},
-            "sync": plan.sync,
+            "sync": sync,
             "train": {"samples": _MANY_SAMPLES, "seed": plan.seed, "evaluate_every": 1_000_000},
         }
         run_id = network.submit(job)
