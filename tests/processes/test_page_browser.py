@@ -94,7 +94,7 @@ def look_at_the_overview(browser: Browser, dash: Dash) -> None:
     """Links with what was measured, curves that grow, numbers of the API."""
     browser.wait_for("#map", "claimed 10 Gbit/s")
     browser.wait_for("#map", "claimed 5 Gbit/s")
-    browser.wait(lambda: re.search(r"↑ [\d.]+ ↓ [\d.]+ [MG]bit/s", browser.text("#map")), within_s=60)
+    browser.wait(lambda: re.search(r"↑ [\d.]+( [MG]bit/s)? ↓ [\d.]+ [MG]bit/s", browser.text("#map")), within_s=60)
     browser.wait(lambda: points_of(browser, "chart-training") >= 3, within_s=60)
     browser.wait(lambda: points_of(browser, "chart-heldout") >= 2, within_s=90)
     browser.wait(lambda: points_of(browser, "chart-throughput") >= 3, within_s=60)

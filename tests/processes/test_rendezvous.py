@@ -144,7 +144,7 @@ def test_an_unknown_size_and_no_group_are_clear_errors(as_operator: dict[str, st
             dist.init_process_group("gloo", init_method="ciuic://global-sync?job=unknown")
         with pytest.raises(ConflictError, match="in no group"):
             ciuic.torch.reform()
-        talk.say(meet("ciuic://global-sync?job=taken&nodes=1"))
+        talk.say(meet("ciuic://global-sync?job=only-one&nodes=1"))
         with pytest.raises(ConflictError, match="in no such group"):
             ciuic.torch.reform("another/group")
         talk.say("done")
