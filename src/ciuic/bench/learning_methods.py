@@ -56,7 +56,21 @@ def plain_bytes(stack: Stack, nodes: int, steps: int) -> int:
     return 8 * stack.layout.parameter_count * nodes * steps
 
 
-class Rounds:
+class ThroughLedger:
+    """What all methods with a ledger know of it."""
+
+    _ledger: Ledger
+
+    @property
+    def base(self) -> Float:
+        return self._ledger.base
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._ledger.sent_bytes
+
+
+class Rounds(ThroughLedger):
     """Every node trains by itself; every `interval` steps a round of pseudo-gradients through the ledger."""
 
     def __init__(self, stack: Stack, inner: Inner, ledger: Ledger, interval: int, tokens: int) -> None:
@@ -64,35 +78,19 @@ class Rounds:
         self._stack, self._inner, self._ledger, self._interval = stack, inner, ledger, interval
         self._tokens = tokens * interval
 
-    @property
-    def base(self) -> Float:
-        return self._ledger.base
-
-    @property
-    def sent_bytes(self) -> int:
-        return self._ledger.sent_bytes
-
     def step(self, number: int, factor: float) -> None:
         self._inner.step(factor)
         if (number + 1) % self._interval == 0:
             self._ledger.round(self._stack.theta.numpy(), self._tokens)
 
 
-class EveryStep:
+class EveryStep(ThroughLedger):
     """The gradient of every step through the ledger, and the same AdamW on hub and nodes."""
 
     def __init__(self, stack: Stack, ledger: Ledger, lr: float, *, tokens: int, freeze_after: int = 0) -> None:
         """`freeze_after`: so many steps, then the second moment is frozen (1-bit Adam); 0: never."""
         self._stack, self._ledger, self._lr = stack, ledger, lr
         self._tokens, self._freeze_after = tokens, freeze_after
-
-    @property
-    def base(self) -> Float:
-        return self._ledger.base
-
-    @property
-    def sent_bytes(self) -> int:
-        return self._ledger.sent_bytes
 
     def step(self, number: int, factor: float) -> None:
         freeze = bool(self._freeze_after) and number + 1 >= self._freeze_after

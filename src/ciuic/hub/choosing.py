@@ -9,7 +9,7 @@ from ciuic.net.messages import NodeInRun
 from ciuic.plan.codec_speed import measure_codec_speeds
 from ciuic.plan.facts import CodecSpeeds, NodeFacts
 from ciuic.plan.predict import Setting
-from ciuic.plan.settings import resolve, shape_of, wishes_of
+from ciuic.plan.settings import default_settings, resolve, shape_of, wishes_of
 
 EVERY_S = 5.0
 """Between two looks at the measurements of a run."""
@@ -47,6 +47,8 @@ class Chooser:
             gradients=wishes.gradients,
         )  # fmt: skip
         found = resolve(wishes, shape_of(layout), facts, self._speeds(), current=current)
+        if found.choice is None:
+            return None  # links or steps are not measured yet
         wanted = Settings(
             policy=settings.policy,
             interval=found.interval,
@@ -54,9 +56,7 @@ class Chooser:
             codec_down=found.codec_down,
             why=found.why,
         )
-        if found.choice is None:
-            return None  # links or steps are not measured yet
-        first = settings.why.startswith("default")
+        first = settings.why == default_settings(wishes).why
         return wanted if first or _plain(wanted) != _plain(settings) else None
 
 

@@ -33,12 +33,8 @@ class Gathering:
         self._chosen.add(node)
         return True
 
-    def may_upload(self, node: str) -> bool:
-        """Whether this node was told to: a slow upload still counts, the first one that is whole wins."""
-        return node in self._chosen
-
     def uploaders(self) -> list[str]:
-        """The nodes that were told to."""
+        """The nodes that were told to: a slow upload still counts, the first one that is whole wins."""
         return sorted(self._chosen)
 
     def present(self, now_s: float) -> list[str]:

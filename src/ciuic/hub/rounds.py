@@ -200,7 +200,7 @@ class RunLedger:
         try:
             self.journal.append(Departed(node=member.node, state=state, returned=ranges))
         except StorageError as error:  # if the hub restarts now, it finds out again that the node is gone
-            self._tell_storage("departure not noted", error)
+            self._tell_problem("departure not noted", error)
         return sum(b - a for a, b in ranges)
 
     def _after_departure(self) -> None:
@@ -336,9 +336,12 @@ class RunLedger:
 
     def _close_due(self) -> None:
         with self._lock:
+            view = self.view()
             for fragment in self.local_fragments():
-                while (closed := self._try_close(fragment)) and closed.header.why == "pushed":
-                    pass
+                while closed := self._try_close(fragment, view):
+                    view = self.view()
+                    if closed.header.why != "pushed":
+                        break
 
     def _expected(self) -> list[str]:
         """Members whose push a round waits for: not joiners before their first push, nor nodes without samples."""
@@ -351,21 +354,21 @@ class RunLedger:
     def _at_work(self) -> list[Member]:
         return [member for member in self.members.values() if member.is_present]
 
-    def _try_close(self, fragment: FragmentRounds) -> Closed | None:
+    def _try_close(self, fragment: FragmentRounds, view: RunView) -> Closed | None:
         try:
-            closed = fragment.close_next(self.view(), lambda pushes: self._committed_with(fragment.number, pushes))
+            closed = fragment.close_next(view, lambda pushes: self._committed_with(fragment.number, pushes))
         except StorageError as error:
-            self._tell_storage("round not closed", error)
+            self._tell_problem("round not closed", error)
             return None
         except CiuicError as error:
-            self._tell_storage("round not closed", error, kind="round.failed")
+            self._tell_problem("round not closed", error, kind="round.failed")
             return None
         if closed is not None:
             self._storage_problem = ""
             self._settle(fragment.number, closed)
         return closed
 
-    def _tell_storage(self, what: str, error: CiuicError, *, kind: str = "storage.failed") -> None:
+    def _tell_problem(self, what: str, error: CiuicError, *, kind: str = "storage.failed") -> None:
         """Once per problem, however often it is met."""
         if error.message != self._storage_problem:
             self._storage_problem = error.message

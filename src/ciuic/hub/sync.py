@@ -1,14 +1,15 @@
 """Where a run's settings come from: its job, then its operator."""
 
+from typing import get_args
+
 from ciuic.codec import CODEC_NAMES
 from ciuic.errors import UsageError
-from ciuic.job import LARGEST_COUNT, Job, SyncSection
+from ciuic.job import LARGEST_COUNT, EntryCodecWish, Job, SyncSection
 from ciuic.ledger.settings import Settings
 from ciuic.net.messages import SyncRequest
 from ciuic.plan.settings import default_settings, wishes_of
 
-UP_ONLY = ("topk",)
-"""Codecs that entries cannot have: what they drop of the mean would never reach the nodes in time."""
+ENTRY_CODECS = tuple(name for name in get_args(EntryCodecWish) if name != "auto")
 
 
 def settings_of(job: Job) -> Settings:
@@ -35,7 +36,7 @@ def changed(settings: Settings, request: SyncRequest, by: str, job: Job) -> Sett
         by_hand=True,
     )
     _check_codec(wanted.codec_up, CODEC_NAMES)
-    _check_codec(wanted.codec_down, tuple(name for name in CODEC_NAMES if name not in UP_ONLY))
+    _check_codec(wanted.codec_down, ENTRY_CODECS)
     if not 1 <= wanted.interval <= LARGEST_COUNT:
         raise UsageError(f"an interval of {wanted.interval} steps cannot be", next="give 1 or more")
     if job.sync.send == "gradient":

@@ -114,15 +114,8 @@ class GradientReplica:
             self.e = wanted - codec.decode(payload)
         else:
             payload = codec.encode(wanted, dither=dither_seed(who, sequence, self.fragment))
-        done, self.progress = self.progress, Progress()
-        self.in_flight = InFlight(
-            sequence=sequence,
-            codec=codec.name,
-            payload=payload,
-            base_version=self.version,
-            tokens=done.tokens,
-            ranges=tuple(done.ranges),
-        )
+        self.in_flight = self.progress.take_off(sequence, codec=codec.name, payload=payload, version=self.version)
+        self.progress = Progress()
         return self.in_flight
 
     def discard(self, theta: Any) -> list[Range]:

@@ -52,6 +52,17 @@ class Progress:
             else:
                 self.ranges.append((start, stop))
 
+    def take_off(self, sequence: int, *, codec: str, payload: NDArray[np.uint8], version: int) -> InFlight:
+        """A push of all this work, based on `version`."""
+        return InFlight(
+            sequence=sequence,
+            codec=codec,
+            payload=payload,
+            base_version=version,
+            tokens=self.tokens,
+            ranges=tuple(self.ranges),
+        )
+
 
 class Replica:
     """State of one fragment on a node."""
@@ -119,15 +130,8 @@ class Replica:
                 next="lower the learning rate or use bf16 instead of fp16; this node goes on from the base",
             )
         self.e, self.e_before = self.e_before, self.e
-        sent, self.progress, self.has_stepped = self.progress, Progress(), False
-        self.in_flight = InFlight(
-            sequence=sequence,
-            codec=self.codec_up,
-            payload=payload,
-            base_version=self.version,
-            tokens=sent.tokens,
-            ranges=tuple(sent.ranges),
-        )
+        self.in_flight = self.progress.take_off(sequence, codec=self.codec_up, payload=payload, version=self.version)
+        self.progress, self.has_stepped = Progress(), False
         return self.in_flight
 
     def discard(self, theta: Any) -> list[Range]:

@@ -234,10 +234,10 @@ class Engine:
     def _push(self, fragment: int) -> bool:
         """Send the progress since the last push. True when the model changed (non-finite progress was given up)."""
         turn = self._turns[fragment]
-        theta = self.state.gather(fragment)
+        vector = self._vector(fragment)
         turn.rule.observe_round(time.perf_counter() - turn.worked_since_s)
         try:
-            push = self.machine.push(fragment, theta, self.state.counters() if fragment == 0 else ())
+            push = self.machine.push(fragment, vector, self.state.counters() if fragment == 0 else ())
         except NonFiniteError as error:
             self._give_up(turn, error)
             return True
@@ -248,6 +248,10 @@ class Engine:
         self.leases.ahead = max(self._least_ahead, self._samples_in(AHEAD_S))
         self.courier.send(push)
         return False
+
+    def _vector(self, fragment: int) -> Any:
+        """What a push is made of: the parameters as they are now."""
+        return self.state.gather(fragment)
 
     def _give_up(self, turn: Turn, error: NonFiniteError) -> None:
         """Progress since the last push is lost in every fragment: its steps were taken together."""

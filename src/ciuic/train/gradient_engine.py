@@ -3,10 +3,10 @@
 import logging
 import time
 from dataclasses import dataclass
+from typing import Any
 
-from ciuic.errors import NonFiniteError
 from ciuic.ledger.gradient import GradientReplica
-from ciuic.train.engine import AHEAD_S, Engine
+from ciuic.train.engine import Engine
 from ciuic.train.gradients import GradientTap
 
 _log = logging.getLogger("ciuic.train")
@@ -20,23 +20,10 @@ class GradientEngine(Engine):
     lr: float = 0.0
     """The program's learning rate now."""
 
-    def _push(self, fragment: int) -> bool:
-        replica, turn = self._gradients(fragment), self._turns[fragment]
+    def _vector(self, fragment: int) -> Any:
+        """What a push is made of: the gradient that was taken."""
         self.machine.lr = self.lr
-        try:
-            push = self.machine.push(
-                fragment, self.tap.of(fragment, replica.base), self.state.counters() if fragment == 0 else ()
-            )
-        except NonFiniteError as error:
-            self._give_up(turn, error)
-            return True
-        turn.not_finite = 0
-        turn.pushed_at_s = time.perf_counter()
-        turn.next_step = self.meter.steps + 1
-        self.meter.pushes += 1
-        self.leases.ahead = max(self._least_ahead, self._samples_in(AHEAD_S))
-        self.courier.send(push)
-        return False
+        return self.tap.of(fragment, self._gradients(fragment).base)
 
     def _gradients(self, fragment: int) -> GradientReplica:
         replica = self.machine.replicas[fragment]

@@ -17,11 +17,10 @@ from ciuic.errors import UsageError
 from ciuic.job import Job
 from ciuic.train.combined import CombinedOptimizer
 from ciuic.train.muon import StackedMuon
+from ciuic.train.tensors import EXPERTS, ROUTER
 
 MUON_TIMES = 4.0
 """Rate of the matrices over that of the rest."""
-_ROUTER = re.compile(r"(^|\.)(router|gate)\.weight$")
-_EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 _HEAD = re.compile(r"(^|\.)(lm_head|head|embed_out|output|output_layer|classifier|score)\.weight$")
 Named = list[tuple[str, nn.Parameter]]
 
@@ -105,10 +104,10 @@ def split_by_shape(model: nn.Module, adamw: tuple[str, ...] = ()) -> tuple[Named
     stacks: Named = []
     rest: Named = []
     for name, parameter in trained:
-        is_rest = name in adamw or id(parameter) in outer or _ROUTER.search(name) or _HEAD.search(name)
+        is_rest = name in adamw or id(parameter) in outer or ROUTER.search(name) or _HEAD.search(name)
         if parameter.dim() == 2 and not is_rest:
             matrices.append((name, parameter))
-        elif parameter.dim() == 3 and _EXPERTS.search(name) and not is_rest:
+        elif parameter.dim() == 3 and EXPERTS.search(name) and not is_rest:
             stacks.append((name, parameter))
         else:
             rest.append((name, parameter))

@@ -106,7 +106,7 @@ class Run:
                     cause="no rank has the whole gradients that would be sent",
                     next='leave out nodes.sharding and fully_shard, or use sync.send = "pseudo_gradient"',
                 )
-            self._tap_gradients(model, optimizer)
+            self._tap_gradients(self._state, model, optimizer)
         self._batch_of_node = int(loader.batch_size or 1) * self.world_size
         self._install_drain()
         atexit.register(self._close_at_exit)
@@ -121,11 +121,9 @@ class Run:
         place, seed = (self.rank, self.world_size), self.job.train.seed
         return model, optimizer, LeasedLoader(loader, source, place=place, seed=seed)
 
-    def _tap_gradients(self, model: nn.Module, optimizer: Optimizer) -> None:
-        if self._state is None:
-            raise TrainingLoopError("run.prepare has not been called")
-        self._state.layout = stepping_layout(self._state.layout, self.job, model, optimizer)
-        self._tap = tap = GradientTap(model, self._state)
+    def _tap_gradients(self, state: ModelState, model: nn.Module, optimizer: Optimizer) -> None:
+        state.layout = stepping_layout(state.layout, self.job, model, optimizer)
+        self._tap = tap = GradientTap(model, state)
 
         def before_step(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._taken:

@@ -12,8 +12,8 @@ from ciuic.errors import ModelError
 from ciuic.ledger.layout import MAX_COUNTERS, MAX_FRAGMENTS, Layout, make_layout, section_of
 from ciuic.ledger.layout import Tensor as Spec
 
-_ROUTER = re.compile(r"(^|\.)(router|gate)\.weight$")
-_EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
+ROUTER = re.compile(r"(^|\.)(router|gate)\.weight$")
+EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 
 
 def model_layout(model: nn.Module, fragments: int = 1) -> tuple[Layout, dict[str, Tensor]]:
@@ -91,8 +91,8 @@ def _tensors(model: nn.Module) -> Iterator[tuple[Spec, Tensor]]:
     embeddings = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.numel():
-            section = section_of(parameter.shape, is_router=_ROUTER.search(name) is not None)
-            rows = id(parameter) in embeddings or (parameter.dim() >= 3 and _EXPERTS.search(name) is not None)
+            section = section_of(parameter.shape, is_router=ROUTER.search(name) is not None)
+            rows = id(parameter) in embeddings or (parameter.dim() >= 3 and EXPERTS.search(name) is not None)
             yield _spec(name, parameter, section, rows), parameter
     persistent = model.state_dict(keep_vars=True).keys()
     integers = 0
