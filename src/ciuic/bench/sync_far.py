@@ -34,6 +34,7 @@ class FarNetwork:
     def __init__(self, sites: Sites, folder: Path) -> None:
         self._sites, self._folder = sites, folder
         self._crew = Crew(folder / "logs", owner="benchmark")
+        self._hands: dict[str, Hand] = {}
         self.client: HubClient
         self.hub: Hand
 
@@ -67,25 +68,62 @@ class FarNetwork:
         """End the run."""
         self.client.call("POST", f"/v1/runs/{run_id}/stop", None, m.Ok)
 
+    def check(self) -> None:
+        """Raises RunFailedError when a process has ended by itself."""
+        self._crew.check()
+
+    # ---- what may happen to them
+
+    def kill(self, name: str) -> None:
+        """kill -9 of a site's agent, its worker and whatever they started; or of the hub."""
+        if name == HUB:
+            self.client.close()
+        self._crew.kill(name)
+        self._hands.pop(name)
+
+    def start_node(self, site: str) -> None:
+        """Start a site's agent; one that was here before comes back as the node it was."""
+        address = self._sites.address(HUB)
+        arguments = ["node", "join", f"https://{address}:{PORT}", "--location", site, "--allow-code"]
+        arguments += ["--home", str(self._folder / f"node-{site}"), "--token-file", str(self._folder / "token")]
+        self._hands[site] = self._run(site, site, arguments)
+
+    def start_hub(self) -> None:
+        """Start the hub, also again; returns when it answers."""
+        home, address = self._folder / "hub", self._sites.address(HUB)
+        self.hub = self._run(HUB, HUB, ["hub", "start", "--home", str(home), "--host", address, "--port", str(PORT)])
+        self._hands[HUB] = self.hub
+        self.client = self._await(lambda: _connect(home), "the hub")
+
+    def freeze(self, name: str) -> None:
+        """SIGSTOP: a machine that says nothing and is not dead."""
+        for process in self._below(name):
+            process.suspend()
+
+    def thaw(self, name: str) -> None:
+        """SIGCONT."""
+        for process in reversed(self._below(name)):
+            process.resume()
+
+    def _below(self, name: str) -> list[psutil.Process]:
+        return psutil.Process(self._hands[name].guard_pid).children(recursive=True)
+
+    # ---- figures
+
     def hub_cpu_s(self) -> float:
         """Processor time of the hub so far."""
         below = psutil.Process(self.hub.guard_pid).children(recursive=True)
         return sum(sum(process.cpu_times()[:2]) for process in below)
 
     def _start(self) -> None:
-        home = self._folder / "hub"
-        address = self._sites.address(HUB)
-        self.hub = self._run(HUB, HUB, ["hub", "start", "--home", str(home), "--host", address, "--port", str(PORT)])
         with self._sites.inside(HUB):
-            self.client = self._await(lambda: _connect(home), "the hub")
+            self.start_hub()
             count = len(self._sites.profile.locations)
             request = m.CreateTokenRequest(lifetime_s=3600, uses=count)
             token = self.client.call("POST", "/v1/tokens", request, m.CreateTokenReply).token
             write_private_file(self._folder / "token", token.encode())
             for site in self._sites.profile.locations:
-                arguments = ["node", "join", f"https://{address}:{PORT}", "--location", site, "--allow-code"]
-                arguments += ["--home", str(self._folder / f"node-{site}")]
-                self._run(site, site, [*arguments, "--token-file", str(self._folder / "token")])
+                self.start_node(site)
             self._await(lambda: self._idle_nodes() == count, "the nodes")
             with contextlib.suppress(RunFailedError):  # the run starts without measurements, too
                 self._await(lambda: self._measured_nodes() == count, "measurements", within_s=MEASURE_S)
