@@ -62,6 +62,19 @@ class CreateTokenReply(Message):
 # ---- agent ---------------------------------------------------------------------------------------------------------
 
 
+class WorkerFault(Message):
+    """Where a worker failed, as far as its output says."""
+
+    rank: int = -1
+    """-1: not known."""
+    where: str = ""
+    """`file:line in function` of the program's own last frame."""
+    collateral: list[int] = []
+    """Ranks that failed after it."""
+    log: str = ""
+    """File on the node that has its whole output."""
+
+
 class WorkerReport(Message):
     """What the agent knows of its worker processes."""
 
@@ -73,6 +86,8 @@ class WorkerReport(Message):
     exit_code: int | None = None
     detail: str = ""
     """The exception line of a failed worker."""
+    fault: WorkerFault | None = None
+    """Of the latest failure."""
 
 
 class HeartbeatRequest(Message):

@@ -14,7 +14,7 @@ from typing import BinaryIO, Literal
 from ciuic.errors import CiuicError, StorageError, UnreachableError
 from ciuic.net.client import HubClient, backoff_s
 from ciuic.net.messages import LogLine, LogRequest, Ok
-from ciuic.node.lines import LAUNCHER_RANK, ExceptionFinder, split_rank
+from ciuic.node.lines import LAUNCHER_RANK, ExceptionFinder, Fault, split_rank
 
 Stream = Literal["out", "err", "agent"]
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class LogFile:
     """The worker's output on this machine: `log`, and `log.1` with what came before it."""
 
     def __init__(self, path: Path, *, limit_bytes: int = 16 * 1024 * 1024) -> None:
-        self._path = path
+        self.path = path
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._file: BinaryIO | None = None
@@ -39,16 +39,16 @@ class LogFile:
                 self._append(data)
             except OSError as error:
                 if not self._complained:
-                    _log.warning("%s cannot be written: %s; the worker goes on without it", self._path, error)
+                    _log.warning("%s cannot be written: %s; the worker goes on without it", self.path, error)
                 self._complained = True
 
     def _append(self, data: bytes) -> None:
         if self._file is None:
-            self._file = open(self._path, "ab")  # noqa: SIM115 - closed by close()
+            self._file = open(self.path, "ab")  # noqa: SIM115 - closed by close()
         if self._file.tell() + len(data) > self._limit_bytes:
             self._file.close()
-            os.replace(self._path, self._path.with_name(self._path.name + ".1"))
-            self._file = open(self._path, "ab")  # noqa: SIM115
+            os.replace(self.path, self.path.with_name(self.path.name + ".1"))
+            self._file = open(self.path, "ab")  # noqa: SIM115
         self._file.write(data)
         self._file.flush()
 
@@ -179,10 +179,10 @@ class WorkerOutput:
         with self._lock:
             self._keep(LAUNCHER_RANK, "agent", text)
 
-    def exception_line(self) -> str:
-        """Why it failed, as far as its output says; empty when it does not."""
+    def fault(self) -> Fault:
+        """Why it failed, as far as its output says."""
         with self._lock:
-            return self._finder.verdict()
+            return self._finder.fault()
 
     def _keep(self, rank: int, stream: Stream, text: str) -> None:
         line = LogLine(time=time.time(), rank=rank, stream=stream, text=text)

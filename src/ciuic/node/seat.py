@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ciuic.errors import CiuicError, StorageError
 from ciuic.job import parse_job
-from ciuic.net.messages import Assignment, WorkerReport
+from ciuic.net.messages import Assignment, WorkerFault, WorkerReport
 from ciuic.node.config import AgentConfig
 from ciuic.node.identity import NodeIdentity
 from ciuic.node.launch import WorkerProcess, check_code_allowed, describe_exit, plan_launch
@@ -17,6 +19,8 @@ from ciuic.node.workspace import prepare_run
 
 _CANNOT_START = 1
 _END_S = 10.0
+MOST_RANKS = 64
+"""Ranks that failed after the first are named up to this number."""
 _log = logging.getLogger(__name__)
 
 
@@ -45,11 +49,14 @@ class WorkerSeat:
         self._worker: WorkerProcess | None = None
         self._output: WorkerOutput | None = None
         self._file: LogFile | None = None
+        self._fault: WorkerFault | None = None
+        """Where the worker failed last."""
 
     @property
     def report(self) -> WorkerReport:
         """What the hub is told."""
-        return self._supervisor.report
+        report = self._supervisor.report
+        return replace(report, fault=self._fault) if report.detail else report
 
     @property
     def is_empty(self) -> bool:
@@ -77,7 +84,14 @@ class WorkerSeat:
             return
         self._worker = None
         on_request = self._supervisor.phase == "stopping"
-        detail = describe_exit(event.code, self._output.exception_line(), on_request=on_request)
+        fault = self._output.fault()
+        self._fault = WorkerFault(
+            rank=fault.rank,
+            where=fault.where,
+            collateral=list(fault.collateral[:MOST_RANKS]),
+            log=str(self._file.path) if self._file is not None else "",
+        )
+        detail = describe_exit(event.code, fault.line, on_request=on_request)
         self._supervisor.exited(event.code, detail, time.monotonic())
         text = f"the worker has ended: {detail}"
         if self._supervisor.phase == "waiting":

@@ -60,7 +60,7 @@ def _find(*lines: tuple[int, str]) -> str:
     finder = ExceptionFinder()
     for rank, text in lines:
         finder.see(rank, "err", text)
-    return finder.verdict()
+    return finder.fault().line
 
 
 @pytest.mark.parametrize(
@@ -123,3 +123,23 @@ def test_interleaved_tracebacks_of_two_ranks_are_kept_apart() -> None:
         _find((0, TRACEBACK), (1, TRACEBACK), (0, "  File"), (1, "  File"), (1, "IndexError: one"), (0, "KeyError: 2"))
         == "IndexError: one"
     )
+
+
+def test_the_programs_own_frame_and_the_ranks_that_fell_with_it_are_named() -> None:
+    finder = ExceptionFinder()
+    for rank, text in [
+        (1, TRACEBACK),
+        (1, '  File "/home/me/train.py", line 40, in main'),
+        (1, "    loss = step(batch)"),
+        (1, '  File "/home/me/.venv/lib/python3.12/site-packages/torch/nn/functional.py", line 7, in embedding'),
+        (1, "IndexError: index out of range in self"),
+        (0, TRACEBACK),
+        (0, "RuntimeError: Connection closed by peer"),
+        (2, TRACEBACK),
+        (2, "RuntimeError: Broken pipe"),
+    ]:
+        finder.see(rank, "err", text)
+    fault = finder.fault()
+    assert (fault.rank, fault.line) == (1, "IndexError: index out of range in self")
+    assert fault.where == "/home/me/train.py:40 in main"
+    assert fault.collateral == (0, 2)
