@@ -32,20 +32,23 @@ AfterOption = Annotated[int, typer.Option(min=0, help="Only what comes after thi
 def logs(
     run_id: OptionalRun = "",
     node: Annotated[str, typer.Option(help="Only lines of this node.")] = "",
+    rank: Annotated[int | None, typer.Option(help="Only lines of this rank.", min=0)] = None,
     after: AfterOption = 0,
     follow: FollowOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what the workers of a run wrote.
+    """Print what the workers of a run wrote, all nodes and ranks in order of time.
 
-    With --json one JSON object per line.
+    With --follow in the order in which lines reach the hub. With --json one JSON object per line.
     """
     from ciuic.cli import views
 
     client = operator_client()
     path = f"{run_path(run_id or newest_run(client))}/logs"
-    for raw, line in _lines(client, path, {"node": node, "after": after}, views.LogRecord, follow=follow):
-        print_line(raw if as_json else views.log_text(line))
+    lines = _lines(client, path, {"node": node, "after": after}, views.LogRecord, follow=follow)
+    for raw, line in lines if follow else sorted(lines, key=lambda pair: pair[1].time):
+        if rank in (None, line.rank):
+            print_line(raw if as_json else views.log_text(line))
 
 
 def events(

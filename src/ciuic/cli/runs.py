@@ -89,6 +89,9 @@ def status(run_id: OptionalRun = "", as_json: JsonOption = False) -> None:
     if as_json:
         print_json(info)
         return
+    if verdict := views.verdict_facts(info):
+        print_facts(verdict)
+        print_line("")
     print_facts(views.run_facts(info, time.time()))
     print_line("")
     print_grid(views.run_nodes_grid(info))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 
 from ciuic.cli.output import Grid, clean
-from ciuic.net.messages import Event, HubInfo, LogLine, NodeInfo, NodeInRun, RunInfo
+from ciuic.net.messages import Event, HubInfo, LogLine, NodeInfo, NodeInRun, RunInfo, Verdict
 from ciuic.units import format_bytes, format_count, format_duration, format_rate
 
 ENDED = ("finished", "stopped", "failed")
@@ -128,9 +128,32 @@ def progress_line(run: RunInfo) -> str:
 
 
 def log_text(line: LogRecord) -> str:
-    """One log line: `us-west/0 | text`; what the agent itself says is marked."""
+    """One log line: `14:03:07.120 us-west/0 | text`; what the agent itself says is marked."""
     who = "agent" if line.stream == "agent" else str(line.rank)
-    return clean(f"{line.node_id}/{who} | {line.text}")
+    when = f"{time.strftime('%H:%M:%S', time.localtime(line.time))}.{int(line.time * 1000) % 1000:03d}"
+    return clean(f"{when} {line.node_id}/{who} | {line.text}")
+
+
+def verdict_facts(run: RunInfo) -> list[tuple[str, str]]:
+    """What went wrong, first things first; nothing when nothing did."""
+    verdict = run.verdict
+    if verdict is None:
+        return []
+    facts = [("verdict", verdict_line(verdict)), ("at", verdict.where)]
+    facts += [("with it", line) for line in verdict.collateral]
+    facts += [("others", ", ".join(verdict.others)), ("next", verdict.next), ("log", _log_place(verdict))]
+    return [(name, clean(text)) for name, text in facts if text]
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """Node, rank, step and exception line."""
+    rank = f" rank {verdict.rank}" if verdict.rank >= 0 else ""
+    step = f" at step {verdict.step}" if verdict.step else ""
+    return f"{verdict.node_id}{rank}{step}: {verdict.line}"
+
+
+def _log_place(verdict: Verdict) -> str:
+    return f"{verdict.log} on {verdict.node_id}" if verdict.log else ""
 
 
 def event_text(event: Event) -> str:

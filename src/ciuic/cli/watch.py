@@ -4,7 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -43,13 +43,23 @@ def watch(client: "HubClient", run_id: str, *, as_json: bool) -> int:
         print_json(run)
         return 0 if run.state == "finished" else RunFailedError.exit_code
     if run.state != "finished":
-        reason = run.reason or "no reason was recorded"
-        raise RunFailedError(
-            f"{run_id} {'was stopped' if run.state == 'stopped' else 'failed'}",
-            cause=reason,
-            next=f"`ciuic logs {run_id}` and `ciuic events --run {run_id}` say more; `ciuic resume {run_id}` goes on",
-        )
+        _raise_ended(run)
     return 0
+
+
+def _raise_ended(run: RunInfo) -> NoReturn:
+    run_id, reason = run.run_id, run.reason or "no reason was recorded"
+    verdict = run.verdict
+    if run.state == "failed" and verdict is not None:
+        facts = [f"{name} {text}" for name, text in views.verdict_facts(run) if name not in ("verdict", "next")]
+        raise RunFailedError(
+            f"{run_id} failed: {views.verdict_line(verdict)}", cause="; ".join(facts) or reason, next=verdict.next
+        )
+    raise RunFailedError(
+        f"{run_id} {'was stopped' if run.state == 'stopped' else 'failed'}",
+        cause=reason,
+        next=f"`ciuic logs {run_id}` and `ciuic events --run {run_id}` say more; `ciuic resume {run_id}` goes on",
+    )
 
 
 def _follow(client: "HubClient", run_id: str, show: Show) -> RunInfo:

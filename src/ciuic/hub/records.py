@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ciuic.net.messages import RunState, WorkerReport, WorkerState
+from ciuic.net.messages import RunState, WorkerFault, WorkerReport, WorkerState
 
 Presence = Literal["here", "suspect", "dead", "left", "evicted"]
 
@@ -77,6 +77,8 @@ class Run(msgspec.Struct, kw_only=True):
     """Its ledger has seen enough workers and began to lease samples."""
     failed: dict[str, str] = {}
     """Nodes whose worker failed beyond its restart budget, with the exception line."""
+    faults: dict[str, WorkerFault] = {}
+    """Where they failed."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -24,13 +24,14 @@ from ciuic.hub.records import (
     Wake,
     WorkerEnded,
 )
-from ciuic.net.messages import WorkerReport
+from ciuic.net.messages import WorkerFault, WorkerReport
 
 STOP_PATIENCE_S = 60.0
 """How long workers may take to end after their run was stopped or has finished."""
 ENDED_PATIENCE_S = 30.0
 """How long a run may stay incomplete after all its workers ended without an error."""
 DETAIL_CHARACTERS = 500
+MOST_RANKS = 64
 
 
 class RunQueue:
@@ -124,7 +125,7 @@ class RunQueue:
             next_step = "wait a moment" if run.state == "stopping" else "`ciuic run` starts a new one"
             raise ConflictError(f"{run_id} cannot be resumed", cause=cause, next=next_step)
         run.state, run.attempt = "waiting", run.attempt + 1
-        run.failed, run.reason, run.ended_at = {}, "", None
+        run.failed, run.faults, run.reason, run.ended_at = {}, {}, "", None
         out.save_run(run)
         out.add(Announce(kind="run.resumed", run_id=run_id, text=f"{run_id} was resumed"))
         self.schedule(now, out)
@@ -283,6 +284,8 @@ class RunQueue:
     def _worker_failed(self, now: Moment, node: Node, run: Run, report: WorkerReport, out: Effects) -> None:
         detail = report.detail or f"exit code {report.exit_code}"
         run.failed[node.node_id] = detail
+        if report.fault is not None:
+            run.faults[node.node_id] = tidy(report.fault)
         out.save_run(run)
         text = f"the worker of {node.node_id} failed after {report.restarts} restarts: {detail}"
         line = Announce(kind="worker.failed", run_id=run.run_id, node_id=node.node_id, text=text)
@@ -336,6 +339,13 @@ class RunQueue:
 def one_line(text: str) -> str:
     """What a worker said, fit for a terminal: short, without control characters."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:DETAIL_CHARACTERS]).strip()
+
+
+def tidy(fault: WorkerFault) -> WorkerFault:
+    """The same, fit for a terminal and of bounded size."""
+    return msgspec.structs.replace(
+        fault, where=one_line(fault.where), log=one_line(fault.log), collateral=fault.collateral[:MOST_RANKS]
+    )
 
 
 def _room(run: Run, members: int) -> int | None:

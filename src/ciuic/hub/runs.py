@@ -14,6 +14,7 @@ import msgspec
 
 from ciuic.errors import ConflictError
 from ciuic.hub.records import Announce, Run
+from ciuic.hub.verdict import judge
 from ciuic.job import Job, parse_job
 from ciuic.ledger.layout import Layout
 from ciuic.ledger.settings import Settings
@@ -202,7 +203,8 @@ def run_info(run: Run, ledger_info: dict[str, Any], *, full: bool) -> RunInfo:
         points = known.pop("evaluations", [])
         known |= {"rounds": [], "evaluations": [*points[:1], *points[1:][-1:]]}
     row = {name: getattr(run, name) for name in _ROW_FIELDS}
-    return msgspec.convert({**msgspec.to_builtins(known), **row}, RunInfo)
+    info = msgspec.convert({**msgspec.to_builtins(known), **row}, RunInfo)
+    return msgspec.structs.replace(info, verdict=judge(run.run_id, run.failed, run.faults, info.nodes))
 
 
 def finish_line(info: RunInfo) -> str:

@@ -369,6 +369,27 @@ class SampleCounts(Message):
     """Neither committed, nor free, nor with a node, nor in a push that waits: must be 0 always."""
 
 
+class Verdict(Message):
+    """What went wrong in a run, in the order in which a person wants to know it."""
+
+    node_id: str
+    line: str
+    """The exception line."""
+    rank: int = -1
+    """-1: not known."""
+    step: int = 0
+    """The latest that its node told."""
+    where: str = ""
+    """`file:line in function`."""
+    collateral: list[str] = []
+    """What else failed, folded."""
+    others: list[str] = []
+    """What the other nodes were doing."""
+    next: str = ""
+    log: str = ""
+    """File on the node that has its whole output."""
+
+
 class RunInfo(Message):
     run_id: str
     name: str
@@ -377,6 +398,8 @@ class RunInfo(Message):
     started_at: float | None = None
     ended_at: float | None = None
     reason: str = ""
+    verdict: Verdict | None = None
+    """When a worker has failed for good."""
     job: dict[str, Any] = {}
     versions: list[int] = []
     digests: list[str] = []
