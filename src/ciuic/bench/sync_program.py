@@ -33,7 +33,7 @@ WATCHED = "us"
 _TIMEOUT = timedelta(minutes=10)
 
 
-def bf16_compress_hook(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def mean_in_bf16(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """The mean gradient, rounded to bf16 on its way: as torch's own hook does, which refuses anything but NCCL."""
     rounded = bucket.buffer().div(dist.get_world_size(group)).to(torch.bfloat16)
     work = dist.all_reduce(rounded, group=group, async_op=True)
@@ -46,7 +46,7 @@ def bf16_compress_hook(group: dist.ProcessGroup | None, bucket: dist.GradBucket)
     return work.get_future().then(back)
 
 
-_HOOKS = {"ddp-fp16": default_hooks.fp16_compress_hook, "ddp-bf16": bf16_compress_hook}
+_HOOKS = {"ddp-fp16": default_hooks.fp16_compress_hook, "ddp-bf16": mean_in_bf16}
 
 
 class Recorder:
