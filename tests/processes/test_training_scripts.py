@@ -60,6 +60,11 @@ def test_program_that_always_crashes_fails_its_run_with_its_own_words(tmp_path: 
         info = cluster.ended(run)
         assert info.state == "failed"
         assert info.reason == ("the workers of all its nodes failed; first a: ValueError: no such luck at step 7")
+        verdict = info.verdict
+        assert verdict is not None
+        assert (verdict.node_id, verdict.rank, verdict.line) == ("a", 0, "ValueError: no such luck at step 7")
+        assert Path(verdict.where.partition(":")[0]).name == "train_tiny.py", verdict.where
+        assert "no such luck" in Path(verdict.log).read_text()
         assert "after 1 restarts: ValueError: no such luck at step 7" in cluster.await_event("worker.failed", "a").text
         assert node.said().count("worker started as process") == 2
         assert info.samples.lost == info.samples.duplicated == 0
