@@ -19,6 +19,8 @@ class Elsewhere:
     snapshot_bytes: int = 0
     touched: float = 1.0
     """Share of the fragment that a push moves."""
+    access: float | None = None
+    """How many experts of it a token reaches; None: not known."""
     is_heard: bool = False
     """The shard has spoken of it since the hub started."""
     silent_until: int = 0
@@ -32,6 +34,6 @@ class Elsewhere:
             self.is_heard, self.silent_until = True, report.version
         if self.version == 0 == report.version:
             self.digest = report.digest
-        self.touched = report.touched
+        self.touched, self.access = report.touched, report.access
         self.snapshot_version, self.snapshot_bytes = report.snapshot_version, report.snapshot_bytes
         self.is_quiet = report.sealed and report.version == self.version

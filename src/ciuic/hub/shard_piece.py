@@ -6,6 +6,7 @@ from typing import Literal
 
 from ciuic.errors import CiuicError
 from ciuic.hub.fragment_rounds import Closed, FragmentRounds
+from ciuic.hub.quarantine import clipped_lines
 from ciuic.net import shard_messages as s
 
 HEADERS_PER_REPORT = 200
@@ -47,6 +48,8 @@ class Piece:
         for rejection, _ in closed.rejected:
             text = f"a push of {rejection.node} was rejected ({rejection.reason})"
             self.lines.append(s.ShardLine(kind="push.rejected", text=text, node_id=rejection.node))
+        for node, text in clipped_lines(closed.header):
+            self.lines.append(s.ShardLine(kind="push.clipped", text=text, node_id=node))
         self.problem = ""
         if closed.snapshot_problem:
             self._complain(f"{shard}: snapshot not written: {closed.snapshot_problem}")
@@ -76,6 +79,7 @@ class Piece:
                 snapshot_bytes=rounds.snapshot_bytes,
                 waiting=len(rounds.inbox.waiting),
                 touched=rounds.touched,
+                access=rounds.access,
                 sealed=self.is_sealed,
                 headers=headers,
                 lines=lines,

@@ -279,7 +279,9 @@ class Sharding:
             places=[self._load(name, owners, rates, readers, present) for name in names],
             planned=[self._load(name, after, rates, readers, present) for name in names],
             moves=sorted(moves.items()),
-            fragments=[self._fragment_load(f, owners[f], rates[f], readers) for f in numbers],
+            fragments=[
+                replace(self._fragment_load(f, owners[f], rates[f], readers), planned_shard=after[f]) for f in numbers
+            ],
         )
 
     def _load(
@@ -297,7 +299,7 @@ class Sharding:
         )
 
     def _fragment_load(self, number: int, owner: str, rate: Rates, readers: int) -> s.FragmentLoad:
-        layout, move = self._ledger.layout, self.moves.get(number)
+        layout, access, move = self._ledger.layout, self._ledger.access, self.moves.get(number)
         return s.FragmentLoad(
             fragment=number,
             shard=owner,
@@ -307,6 +309,9 @@ class Sharding:
             entry_bytes_per_s=readers * rate.entry_bytes_per_s,
             touched=self._ledger.fragments[number].touched,
             moving_to=move.to if move else "",
+            experts=access.describe(number) if access else "",
+            access_share=access.share(number) if access else None,
+            stretch=access.stretch_of(number) if access else 1,
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ciuic.codec import FragmentShape
 from ciuic.errors import LayoutMismatchError, ProtocolError
@@ -28,8 +29,23 @@ _SECTION_ORDER = {"coded": 0, "small": 1, "buffer": 2, "counter": 3}
 Section = Literal["coded", "small", "buffer", "counter"]
 
 
+class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Rows [start, stop) of a parameter, along its first dimension, that has `rows` of them."""
+
+    of: str
+    """The parameter's name in the model."""
+    start: int
+    stop: int
+    rows: int
+
+    @property
+    def name(self) -> str:
+        """What the slice is called in a layout."""
+        return f"{self.of}[{self.start}:{self.stop}]"
+
+
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One parameter or buffer."""
+    """One parameter or buffer, or a slice of a parameter."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,6 +59,13 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Times the run's learning rate, in `gradient` mode."""
     weight_decay: float = 0.0
     """Decoupled, in `gradient` mode."""
+    part: Slice | UnsetType = UNSET
+    """Set: only these rows of a parameter. Left out of the digest where it is not set."""
+
+    @property
+    def source(self) -> str:
+        """The name in the model of what this is, or is a slice of."""
+        return self.part.of if isinstance(self.part, Slice) else self.name
 
     @property
     def element_count(self) -> int:
@@ -141,6 +164,7 @@ def make_layout(tensors: Sequence[Tensor], fragment_count: int = 1, step: StepRu
             total += tensor.element_count
     if total > MAX_ELEMENTS or counters > MAX_COUNTERS:
         raise ProtocolError(f"a layout of {total} elements and {counters} counters is over the limit")
+    _check_parts(ordered)
     _check_step(step)
     layout = Layout(tensors=tuple(ordered), fragment_count=fragment_count, step=step)
     present = {t.fragment for t in ordered if t.section != "counter"}
@@ -177,6 +201,35 @@ def _check(tensor: Tensor, fragment_count: int, names: set[str]) -> None:
         problem = f"its learning rate scale {tensor.lr_scale} or weight decay {tensor.weight_decay} cannot be"
     if problem:
         raise ProtocolError(f"tensor {tensor.name[:512]!r} is not accepted in a layout", cause=problem)
+
+
+def _check_parts(tensors: Sequence[Tensor]) -> None:
+    """The slices of a parameter cover it, each row once, and it is not there as a whole."""
+    wholes = {t.name for t in tensors if t.part is UNSET}
+    slices: dict[str, list[tuple[Slice, Tensor]]] = {}
+    for tensor in tensors:
+        if isinstance(tensor.part, Slice):
+            slices.setdefault(tensor.part.of, []).append((tensor.part, tensor))
+    for name, found in slices.items():
+        problem = "it is there as a whole too" if name in wholes else _problem_of_parts(found)
+        if problem:
+            raise ProtocolError(f"the slices of {name[:512]!r} are not accepted in a layout", cause=problem)
+
+
+def _problem_of_parts(found: list[tuple[Slice, Tensor]]) -> str:
+    row, rows = 0, found[0][0].rows
+    alike = {(part.rows, tensor.shape[1:], tensor.dtype) for part, tensor in found}
+    if len(alike) > 1:
+        return "they are not of one parameter: number of rows, shape of a row and type differ"
+    for part, tensor in sorted(found, key=lambda pair: (pair[0].start, pair[0].stop)):
+        if tensor.name != part.name:
+            return f"rows [{part.start}:{part.stop}) are named {tensor.name[:512]!r}"
+        if not tensor.trainable or not tensor.shape or tensor.shape[0] != part.stop - part.start:
+            return f"rows [{part.start}:{part.stop}) have shape {tensor.shape} or are not trained"
+        if part.start != row:
+            return f"rows from {min(row, part.start)} on are missing or there twice"
+        row = part.stop
+    return "" if row == rows else f"they end at row {row} of {rows}"
 
 
 def layout_from_dict(body: dict[str, Any]) -> Layout:

@@ -7,6 +7,7 @@ other ranks wait for orders in `Gang.decision` and do the same.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,21 +15,51 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ciuic.errors import TrainingLoopError
+from ciuic.job import FragmentBy
+from ciuic.ledger.layout import Slice
+from ciuic.ledger.layout import Tensor as Spec
 from ciuic.train.gang import Gang, Order
 from ciuic.train.sharding import check_sharding, is_sharded, reshard
 from ciuic.train.state import ModelState, Part, views_of
 
 
-def make_state(model: nn.Module, device: torch.device, gang: Gang, fragments: int = 1) -> ModelState:
+def make_state(
+    model: nn.Module, device: torch.device, gang: Gang, fragments: int = 1, by: FragmentBy = "block"
+) -> ModelState:
     """The state of a model as it is: on every rank, or sharded over them (then all ranks call this together).
 
     `device`: of this rank. Raises ModelError for what cannot be synchronised.
     """
     check_sharding(model, gang.size)
     if is_sharded(model):
-        return ShardedState(model, gang, fragments)
+        return ShardedState(model, gang, fragments, by)
     where = device if next(model.parameters()).device.type == "cuda" else torch.device("cpu")
-    return ModelState(model, where, fragments)
+    state = ModelState(model, where, fragments, by)
+    state.ranks = gang.size
+    return state
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows [start, stop) of a tensor that is spread: it can only be put together as a whole."""
+
+    tensor: Tensor
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.stop - self.start, *self.tensor.shape[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+
+Live = Tensor | Rows
 
 
 class ShardedState(ModelState):
@@ -39,12 +70,13 @@ class ShardedState(ModelState):
 
     is_sharded = True
 
-    def __init__(self, model: nn.Module, gang: Gang, fragments: int = 1) -> None:
+    def __init__(self, model: nn.Module, gang: Gang, fragments: int = 1, by: FragmentBy = "block") -> None:
         """All ranks together."""
         self._gang, self._model = gang, model
-        self._saved: list[Tensor] = []
+        self.ranks = gang.size
+        self._saved: list[tuple[Tensor, Tensor]] = []
         reshard(model)
-        super().__init__(model, torch.device("cpu"), fragments)
+        super().__init__(model, torch.device("cpu"), fragments, by)
 
     def gather(self, fragment: int | None = None) -> Any:
         """Model -> theta (all of it, or one fragment), which is returned."""
@@ -98,7 +130,9 @@ class ShardedState(ModelState):
 
     def _hold(self, values: Tensor | None) -> None:
         reshard(self._model)
-        self._saved = [_own(live).clone() for live in self._live]
+        own = [_own(live) for live in self._live]
+        kept = {part.data_ptr(): part for part in own if part.numel()}  # of several rows of one tensor: once
+        self._saved = [(part, part.clone()) for part in kept.values()]
         flat = self._flat if values is None else values
         for live, view in zip(self._live, views_of(flat, self._live), strict=True):
             _put(live, view, self._gang)
@@ -107,15 +141,18 @@ class ShardedState(ModelState):
     def _restore(self) -> None:
         """Needs no other rank."""
         reshard(self._model)
-        for live, saved in zip(self._live, self._saved, strict=True):
-            _own(live).copy_(saved)
+        for own, saved in self._saved:
+            own.copy_(saved)
         self._saved = []
 
     def _vector(self, count: int) -> Tensor:
         """On ranks without theta: shapes without memory."""
         return torch.empty(count, dtype=torch.float32, device="meta" if self._gang.rank else "cpu")
 
-    def _part(self, flat: Tensor, views: list[Tensor], live: list[Tensor]) -> Part:
+    def _member(self, tensor: Tensor, spec: Spec) -> Live:
+        return Rows(tensor, spec.part.start, spec.part.stop) if isinstance(spec.part, Slice) else tensor
+
+    def _part(self, flat: Tensor, views: list[Tensor], live: list[Any]) -> Part:
         return _SpreadPart(flat, views, live, self._gang)
 
     def _whole(self, tensor: Tensor) -> Tensor:
@@ -125,9 +162,9 @@ class ShardedState(ModelState):
 class _SpreadPart:
     """A fragment whose tensors are spread over the ranks; its place in theta is on rank 0 (elsewhere on `meta`)."""
 
-    def __init__(self, flat: Tensor, views: list[Tensor], live: list[Tensor], gang: Gang) -> None:
+    def __init__(self, flat: Tensor, views: list[Tensor], live: list[Live], gang: Gang) -> None:
         self.flat, self._gang = flat, gang
-        self._rows: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self._rows: list[tuple[Tensor, Live, Tensor | None]] = []
         for view, tensor in zip(views, live, strict=True):
             is_exact = tensor.dtype == torch.float32
             last = None if is_exact else torch.empty(tensor.shape, dtype=tensor.dtype, device=flat.device)
@@ -156,13 +193,17 @@ class _SpreadPart:
                 last.copy_(view)
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """What this rank has of it (shares memory)."""
+def _own(tensor: Live) -> Tensor:
+    """What this rank has of it (shares memory); of rows: of the tensor they are of."""
+    if isinstance(tensor, Rows):
+        return _own(tensor.tensor)
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _whole(tensor: Live) -> Tensor:
     """The whole tensor, put together from all ranks (collective). Of a tensor that is not spread: this rank's."""
+    if isinstance(tensor, Rows):
+        return _whole(tensor.tensor)[tensor.start : tensor.stop]
     if not isinstance(tensor, DTensor):
         return tensor
     mesh, own = tensor.device_mesh, tensor.to_local()
@@ -172,8 +213,14 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor()
 
 
-def _put(tensor: Tensor, value: Tensor, gang: Gang) -> None:
+def _put(tensor: Live, value: Tensor, gang: Gang) -> None:
     """Rank 0's value [same shape, fp32] becomes the tensor's on all ranks (collective)."""
+    if isinstance(tensor, Rows):
+        whole = _whole(tensor.tensor).clone()  # the other rows go back as they are
+        if not value.is_meta:
+            whole[tensor.start : tensor.stop] = value.to(whole.device, whole.dtype)
+        _put(tensor.tensor, whole.to("meta") if value.is_meta else whole, gang)
+        return
     if not isinstance(tensor, DTensor):
         whole = torch.empty(value.shape) if value.is_meta else value.to("cpu").contiguous()
         gang.share(whole)

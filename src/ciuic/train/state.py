@@ -1,6 +1,6 @@
 """Between a torch model and the ledger's flat vectors: gather, scatter."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -9,7 +9,11 @@ import xxhash
 from torch import Tensor, nn
 
 from ciuic.codec import NumpyVectors, Vectors
-from ciuic.ledger.layout import Layout
+from ciuic.job import FragmentBy
+from ciuic.ledger.experts import experts_by_fragment
+from ciuic.ledger.layout import Layout, Slice
+from ciuic.ledger.layout import Tensor as Spec
+from ciuic.train.routed import RoutedTokens
 from ciuic.train.tensors import model_layout
 from ciuic.train.torch_codec import TorchVectors
 
@@ -20,16 +24,23 @@ class ModelState:
     theta is fragment after fragment; `theta_of` is the part of one. Which tensors: see `model_layout`.
     """
 
+    ranks = 1
+    """Of the node: each of them trains on other samples."""
     is_sharded = False
     """Whether gather, scatter and a forward pass need every rank of the node (see `ShardedState`)."""
 
-    def __init__(self, model: nn.Module, device: torch.device, fragments: int = 1) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, fragments: int = 1, by: FragmentBy = "block") -> None:
         """`device`: where the flat vectors live; the host, or the model's own device. Raises ModelError."""
         self.layout: Layout
-        self.layout, tensors = model_layout(model, fragments)
+        self.layout, tensors = model_layout(model, fragments, by)
+        self._experts = experts_by_fragment(self.layout) if by == "expert" else []
+        self._routed = RoutedTokens(model, frozenset().union(*self._experts)) if self._experts else None
         self.device = device
         self.vectors: Vectors = NumpyVectors() if device.type == "cpu" else TorchVectors(device)
-        members = [[tensors[spec.name].detach() for spec in self.layout.of_fragment(f)] for f in range(fragments)]
+        members = [
+            [self._member(tensors[spec.source].detach(), spec) for spec in self.layout.of_fragment(f)]
+            for f in range(fragments)
+        ]
         counts = [sum(tensor.numel() for tensor in part) for part in members]
         self._live = [tensor for part in members for tensor in part]
         self._counters = [tensors[spec.name] for spec in self.layout.counters()]
@@ -78,6 +89,14 @@ class ModelState:
             with torch.no_grad():
                 torch._foreach_copy_(self._live, saved)
 
+    def accesses(self, fragment: int) -> int:
+        """How often tokens reached experts of a fragment since this was last asked; -1: not known.
+
+        Of a node with several ranks this one's count, times their number.
+        """
+        count = self._routed.take(self._experts[fragment]) if self._routed is not None else -1
+        return self.ranks * count if count > 0 else count
+
     @property
     def flat(self) -> Tensor:
         """theta as a torch tensor (for broadcasts inside a node)."""
@@ -98,6 +117,10 @@ class ModelState:
             place += count
 
     # ---- what a sharded model does in another way
+
+    def _member(self, tensor: Tensor, spec: Spec) -> Any:
+        """The tensor, or the rows of it that the layout means; shares its memory."""
+        return tensor[spec.part.start : spec.part.stop] if isinstance(spec.part, Slice) else tensor
 
     def _vector(self, count: int) -> Tensor:
         return torch.empty(count, dtype=torch.float32, device=self.device)
@@ -122,6 +145,15 @@ class ModelState:
 
     def _chosen(self, fragment: int | None) -> "list[Part]":
         return self._parts if fragment is None else [self._parts[fragment]]
+
+
+class Shaped(Protocol):
+    """A tensor, or what stands for rows of one."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    def numel(self) -> int: ...
 
 
 class Part(Protocol):
@@ -161,7 +193,7 @@ class HeldPart:
             torch._foreach_copy_(self._last, self._rounded)
 
 
-def views_of(flat: Tensor, tensors: list[Tensor]) -> Iterator[Tensor]:
+def views_of(flat: Tensor, tensors: Sequence[Shaped]) -> Iterator[Tensor]:
     """The places [shape of each tensor] of these tensors in a flat vector that holds them one after the other."""
     place = 0
     for tensor in tensors:

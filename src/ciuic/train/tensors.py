@@ -9,15 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from ciuic.errors import ModelError
+from ciuic.job import FragmentBy
 from ciuic.ledger.layout import MAX_COUNTERS, MAX_FRAGMENTS, Layout, make_layout, section_of
 from ciuic.ledger.layout import Tensor as Spec
+from ciuic.train.experts import split_experts
 
 ROUTER = re.compile(r"(^|\.)(router|gate)\.weight$")
 EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 
 
-def model_layout(model: nn.Module, fragments: int = 1) -> tuple[Layout, dict[str, Tensor]]:
-    """The layout of a model and its tensors by name.
+def model_layout(model: nn.Module, fragments: int = 1, by: FragmentBy = "block") -> tuple[Layout, dict[str, Tensor]]:
+    """The layout of a model and the model's tensors by name; `by`: what stays together in a fragment.
 
     Trainable parameters, persistent floating-point buffers (BatchNorm statistics, expert biases) and integer
     buffers (counters). Frozen parameters are not sent: every node loads them itself. Tied parameters count once.
@@ -33,7 +35,8 @@ def model_layout(model: nn.Module, fragments: int = 1) -> tuple[Layout, dict[str
                 cause="it is on the meta device",
                 next='give the model memory and weights first: model.to_empty(device="cpu"), then load or draw them',
             )
-    specs = assign_fragments([spec for spec, _ in found], fragments)
+    specs = [spec for spec, _ in found]
+    specs = assign_fragments(specs, fragments) if by == "block" else assign_experts(specs, fragments)
     return make_layout(specs, fragments), {spec.name: tensor for spec, tensor in found}
 
 
@@ -58,6 +61,13 @@ def assign_fragments(specs: Sequence[Spec], fragments: int) -> list[Spec]:
         sizes[smallest] += _elements(group)
         place.update(dict.fromkeys((spec.name for spec in group), smallest))
     return [msgspec.structs.replace(spec, fragment=place[spec.name]) for spec in specs]
+
+
+def assign_experts(specs: Sequence[Spec], fragments: int) -> list[Spec]:
+    """As assign_fragments, but experts have fragments of their own, after those of the rest: see train.experts."""
+    split = split_experts(specs, fragments)
+    rest = assign_fragments(split.rest, split.rest_fragments) if split.rest_fragments else split.rest
+    return [*rest, *split.experts]
 
 
 def _groups(specs: list[Spec], fragments: int) -> list[list[Spec]]:
