@@ -199,3 +199,32 @@ def test_the_command_of_the_page_about_choosing_runs(nowhere: dict[str, str]) ->
     done = ciuic(*line.split()[1:], environment=nowhere)
     assert done.returncode == 0
     assert "of the time goes into steps" in done.stdout
+
+
+def test_requirements_are_compared_with_what_was_measured_and_places_go_to_the_better_links(
+    world: CliWorld, tmp_path: Path
+) -> None:
+    claims = {"gpu": 8.0, "up_mbit": 900.0}
+    nodes = [
+        a_node("slow", 25.0),
+        a_node("poor", 5.0, claimed=claims),
+        a_node("fast", 900.0),
+        a_node("new", None),
+        a_node("middle", 100.0),
+    ]
+    world.on("GET", "/v1/nodes", nodes)
+    path = job_file(tmp_path, "[nodes]\nmin = 1\nmax = 2\nrequire = {up_mbit = 20}\n")
+    body = json.loads(world.ciuic("plan", path, "--step-s", "0.6", "--parameters", "5M", "--json").stdout)
+    said = {node["node"]: (node["takes_part"], node["remark"]) for node in body["nodes"]}
+    assert said == {
+        "slow": (False, "the job takes 2, and others are better"),
+        "poor": (False, "up_mbit must be 20, measured 5"),
+        "fast": (True, ""),
+        "new": (False, "up_mbit is not measured yet"),
+        "middle": (True, ""),
+    }
+    expected = {node["node"]: (node["communication_share"], node["tokens_per_s"]) for node in body["nodes"]}
+    assert expected["new"] == (None, None)
+    assert expected["poor"][0] >= expected["middle"][0] >= expected["fast"][0]
+    assert 0 < expected["poor"][1] <= expected["middle"][1] <= 8 * 128 / 0.6
+    assert "tokens/s" in world.ciuic("plan", path, "--step-s", "0.6", "--parameters", "5M").stdout

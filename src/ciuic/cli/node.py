@@ -1,4 +1,4 @@
-"""`ciuic node`: join a network, check this machine, leave; and `ciuic nodes`."""
+"""`ciuic node`: join a network, check this machine, drain, leave."""
 
 import os
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from ciuic.cli import keeping
 from ciuic.cli.output import Grid, JsonOption, print_grid, print_json, print_line
-from ciuic.cli.profile import ciuic_home, operator_client
+from ciuic.cli.profile import ciuic_home
 from ciuic.errors import CheckFailedError, TokenError, UsageError
 
 app = typer.Typer(help="Make this machine a node.")
@@ -113,6 +114,29 @@ def check(
     return 0
 
 
+@app.command("drain")
+def drain(
+    location: Annotated[str, typer.Option(help="Which node, when this machine has several.")] = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Take work again.")] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let this machine's node take no new work, but stay in the network.
+
+    It finishes its step and pushes; its leased samples go back to the others. `ciuic node leave` also takes it out of
+    the network.
+    """
+    from ciuic.cli.leaving import drain_agent
+
+    node_id = drain_agent(ciuic_home(home), location, undo=undo).node_id
+    if as_json:
+        print_json({"node_id": node_id, "state": "idle" if undo else "draining"})
+    elif undo:
+        print_line(f"{node_id} takes work again")
+    else:
+        print_line(f"{node_id} is draining: it finishes its step, pushes and takes no new work")
+
+
 @app.command("leave")
 def leave(
     location: Annotated[str, typer.Option(help="Which node, when this machine has several.")] = "",
@@ -132,16 +156,4 @@ def leave(
         print_line(f"{node_id} has left")
 
 
-def nodes(as_json: JsonOption = False) -> None:
-    """List the nodes of the network.
-
-    What each claims, what was measured, what it does.
-    """
-    from ciuic.cli import views
-    from ciuic.net.messages import NodeInfo
-
-    found = operator_client().call("GET", "/v1/nodes", None, list[NodeInfo])
-    if as_json:
-        print_json(found)
-    else:
-        print_grid(views.nodes_grid(found))
+keeping.register_node(app)

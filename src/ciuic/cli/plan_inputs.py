@@ -14,6 +14,7 @@ from ciuic.cli.output import print_note
 from ciuic.cli.profile import operator_client
 from ciuic.codec import FragmentShape
 from ciuic.errors import CertificateError, ModelError, UsageError, error_from_dict
+from ciuic.hub.selection import best_first, mismatch, setting_of, wants_of
 from ciuic.job import Job, load_job
 from ciuic.net.messages import NodeInfo, RunInfo
 from ciuic.plan.facts import NodeFacts
@@ -98,24 +99,33 @@ def nodes_of_hub(job: Job, names: Sequence[str], step_s: float | None) -> list[P
         known = ", ".join(node.node_id for node in found) or "none"
         raise UsageError(f"the hub has no node {unknown[0]!r}", next=f"one of: {known}")
     known_step_s = {} if step_s else _measured_steps(job, client.call("GET", "/v1/runs", None, list[RunInfo]))
-    planned: list[PlannedNode] = []
-    for node in found:
-        taken = sum(other.takes_part for other in planned)
-        step = _step(step_s) or known_step_s.get(node.node_id)
-        planned.append(_planned(job, node, names, taken, step))
-    return planned
+    refusals = _refusals(job, found, names)
+    steps = {node.node_id: _step(step_s) or known_step_s.get(node.node_id) for node in found}
+    return [_planned(node, refusals[node.node_id], steps[node.node_id]) for node in found]
 
 
-def _planned(job: Job, node: NodeInfo, names: Sequence[str], taken: int, step_s: float | None) -> PlannedNode:
-    refusal = ""
-    if node.state in _ABSENT:
-        refusal = node.state
-    elif names and node.node_id not in names:
-        refusal = "not in --nodes"
-    elif job.nodes.locations and node.location not in job.nodes.locations:
-        refusal = f"its location {node.location} is not in the job's"
-    elif job.nodes.max is not None and taken >= job.nodes.max:
-        refusal = f"the job takes {job.nodes.max}"
+def _refusals(job: Job, nodes: Sequence[NodeInfo], names: Sequence[str]) -> dict[str, str]:
+    """Why the hub would not take each node; empty for those it would. Busy nodes count as if they were free soon."""
+    wants, found = wants_of(job), {}
+    for node in nodes:
+        if node.state in _ABSENT:
+            found[node.node_id] = node.state
+        elif names and node.node_id not in names:
+            found[node.node_id] = "not in --nodes"
+        else:
+            found[node.node_id] = mismatch(node, wants)
+    suited = [node for node in nodes if not found[node.node_id]]
+    most = job.nodes.max
+    if most is not None and len(suited) > most:
+        setting = setting_of(job.to_dict())
+        ordered = best_first(suited, [node.measured for node in suited], setting)
+        ordered.sort(key=lambda node: bool(node.run_id))
+        text = f"the job takes {most}, and others are better"
+        found |= {node.node_id: text for node in ordered[most:]}
+    return found
+
+
+def _planned(node: NodeInfo, refusal: str, step_s: float | None) -> PlannedNode:
     busy = f"busy with {node.run_id} now" if node.run_id else ""
     facts = NodeFacts(
         node=node.node_id,

@@ -9,6 +9,7 @@ from ciuic.cli.output import Grid
 from ciuic.cli.plan_inputs import GivenJob, ModelShape, PlannedNode
 from ciuic.plan.choice import Alternative, alternatives, choose
 from ciuic.plan.codec_speed import measure_codec_speeds
+from ciuic.plan.expected import Expected, Work, expect
 from ciuic.plan.facts import CodecSpeeds, Wishes
 from ciuic.plan.predict import Round, Setting, break_even_bits_per_s
 from ciuic.plan.settings import WORTH_A_CHANGE, Resolved, gain_in_time, resolve, wishes_of
@@ -34,6 +35,21 @@ class Plan:
     def others(self) -> list[Alternative]:
         """What else could have been chosen."""
         return alternatives(self.resolved.choice) if self.resolved.choice else []
+
+    @property
+    def expected(self) -> dict[str, Expected | None]:
+        """What each node would do in this run, also one that is not taken."""
+        optim, nodes = self.given.job.optim, self.given.job.nodes
+        samples = optim.batch_size * optim.gradient_accumulation * nodes.ranks
+        work = Work(
+            shape=self.model.shape,
+            nodes=sum(node.takes_part for node in self.nodes),
+            setting=self.resolved.setting,
+            overlap=wishes_of(self.given.job.sync).overlap,
+            speeds=self.speeds,
+            tokens_per_step=samples * self.given.job.data.sequence_length,
+        )
+        return {node.facts.node: expect(node.facts, work) for node in self.nodes}
 
 
 def make_plan(given: GivenJob, nodes: list[PlannedNode], model: ModelShape, *, is_what_if: bool) -> Plan:
@@ -76,7 +92,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "job": plan.given.job.to_dict(),
         "sources": sources,
         "parameters": plan.model.parameters,
-        "nodes": [{**asdict(node.facts), "takes_part": node.takes_part, "remark": node.remark} for node in plan.nodes],
+        "nodes": [_node_json(plan, node) for node in plan.nodes],
         "sync": {**asdict(resolved.setting), "sources": resolved.sources, "why": resolved.why},
         "round": _round_json(choice.round) if choice else None,
         "explanation": explain(choice) if choice else [],
@@ -105,6 +121,7 @@ def _break_even(plan: Plan) -> dict[str, float | None]:
 
 
 def _nodes_grid(plan: Plan) -> Grid:
+    expected = plan.expected
     rows = [
         (
             node.facts.node,
@@ -113,12 +130,29 @@ def _nodes_grid(plan: Plan) -> Grid:
             format_rate(node.facts.down_bits_per_s) if node.facts.down_bits_per_s else "-",
             "-" if node.facts.rtt_s is None else format_duration(node.facts.rtt_s),
             format_duration(node.facts.step_s) if node.facts.step_s else "-",
+            *_expected_cells(expected[node.facts.node]),
             node.remark,
         )
         for node in plan.nodes
     ]
-    columns = ("node", "taken", "up", "down", "round trip", "step", "")
+    columns = ("node", "taken", "up", "down", "round trip", "step", "communication", "tokens/s", "")
     return Grid(columns=columns, rows=rows, empty="the hub has no nodes yet")
+
+
+def _expected_cells(expected: Expected | None) -> tuple[str, str]:
+    if expected is None:
+        return "-", "-"
+    return f"{expected.communication_share:.1%}", format_count(expected.tokens_per_s)
+
+
+def _node_json(plan: Plan, node: PlannedNode) -> dict[str, Any]:
+    expected = plan.expected[node.facts.node]
+    return {
+        **asdict(node.facts),
+        "takes_part": node.takes_part,
+        "remark": node.remark,
+        **(asdict(expected) if expected else {"communication_share": None, "tokens_per_s": None}),
+    }
 
 
 def _rounds_grid(plan: Plan) -> Grid:

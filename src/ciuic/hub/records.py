@@ -49,6 +49,8 @@ class Node(msgspec.Struct, kw_only=True):
     """Revision with which the present assignment came: agents that do not know it yet report about the past."""
     claimed: dict[str, float] = {}
     measured: dict[str, float] = {}
+    measured_at: float | None = None
+    """When links and speeds were measured, on the hub's clock (seconds since 1970)."""
     facts: dict[str, str] = {}
 
 
@@ -63,6 +65,15 @@ class Run(msgspec.Struct, kw_only=True):
     min_nodes: int = 1
     max_nodes: int | None = None
     locations: list[str] = []
+    require: dict[str, float] = {}
+    """What was measured on a node must be at least this (hub.selection)."""
+    replace: Literal["spare", "wait", "never"] = "spare"
+    """Who gets the place of a dead node where `max_nodes` limits the places."""
+    replace_after_s: float = 60.0
+    away: list[str] = []
+    """Lost nodes whose place is kept for them."""
+    gaps: list[str] = []
+    """Lost nodes whose place is for whoever is free."""
     grace_s: float = 10.0
     needs_code: bool = False
     """The job brings its own code; only nodes that allow it are taken."""
@@ -93,6 +104,10 @@ class Pulse:
     worker: WorkerReport = field(default_factory=WorkerReport)
     saved_s: float = 0.0
     """Monotonic time at which measured values were last asked to be stored."""
+    measure_asked: int = 0
+    """Ticket of the latest wish of an operator that the node measures itself again; 0: none."""
+    measure_done: int = 0
+    """Ticket of the latest such wish that the node has fulfilled."""
 
 
 # ---- effects -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 Pure: every method gets the moment and an `Effects` to fill. A waiting run starts when at least `min_nodes` eligible
 nodes are free; while it waits they are kept for it, so that a small run cannot starve a large one submitted earlier. A
-running run takes every further eligible node up to `max_nodes`; it goes on with the nodes it has when some die.
+running run takes every further eligible node up to `max_nodes`; it goes on with the nodes it has when some die, and
+hub/vacancies says who gets their places. Where more nodes are eligible than there are places, hub/selection says which
+are better.
 """
 
 from collections.abc import Iterable
@@ -24,7 +26,11 @@ from ciuic.hub.records import (
     Wake,
     WorkerEnded,
 )
+from ciuic.hub.selection import best_first, mismatch, setting_of
+from ciuic.hub.vacancies import Vacancies, room
+from ciuic.hub.waiting import gist, waiting_text
 from ciuic.net.messages import WorkerFault, WorkerReport
+from ciuic.plan.predict import Setting
 
 STOP_PATIENCE_S = 60.0
 """How long workers may take to end after their run was stopped or has finished."""
@@ -43,6 +49,9 @@ class RunQueue:
         self.runs = {run.run_id: run for run in sorted(runs, key=lambda run: run.number)}
         self._patience_s: dict[str, float] = {}
         self._all_ended_s: dict[str, float] = {}
+        self._vacancies = Vacancies()
+        self._settings: dict[str, Setting] = {}
+        """By run: with what nodes are compared."""
 
     # ---- questions -------------------------------------------------------------------------------------------------
 
@@ -76,10 +85,8 @@ class RunQueue:
             return "draining"
         if node.run_id:
             return f"busy with {node.run_id}"
-        if run.locations and node.location not in run.locations:
-            return f"its location {node.location} is not in the job's"
-        if run.needs_code and not node.allow_code:
-            return "does not allow code from jobs"
+        if why := mismatch(node, run):
+            return why
         if node.node_id in run.failed:
             return f"its worker failed in this run: {run.failed[node.node_id]}"
         if worker.state in ACTIVE_WORKER and worker.run_id != run.run_id:
@@ -126,6 +133,7 @@ class RunQueue:
             raise ConflictError(f"{run_id} cannot be resumed", cause=cause, next=next_step)
         run.state, run.attempt = "waiting", run.attempt + 1
         run.failed, run.faults, run.reason, run.ended_at = {}, {}, "", None
+        self._vacancies.forget(run)
         out.save_run(run)
         out.add(Announce(kind="run.resumed", run_id=run_id, text=f"{run_id} was resumed"))
         self.schedule(now, out)
@@ -192,7 +200,10 @@ class RunQueue:
                 out.add(line)
             return
         out.add(NodeGone(run_id=node.run_id, node_id=node.node_id, line=line))
+        run = self.runs.get(node.run_id)
         node.run_id = ""
+        if run is not None:
+            self._vacancies.lose(run, node, out)
         self._touch(node, out)
 
     def left_by(self, now: Moment, run_id: str, out: Effects) -> None:
@@ -228,12 +239,13 @@ class RunQueue:
             takers, refused = self._candidates(run, kept)
             if run.state == "waiting" and len(takers) < run.min_nodes:
                 kept.update((node.node_id, run.run_id) for node in takers)
-                self._say_waiting(run, _waiting_text(run, takers, refused), out)
+                self._say_waiting(run, waiting_text(run, takers, refused), out)
                 continue
             if run.state == "waiting":
                 self._start(now, run, takers, out)
             else:
                 self._grow(now, run, takers, out)
+                self._vacancies.say_open(run, refused, out)
             self._say_waiting(run, self._lack(run, refused), out)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
@@ -241,6 +253,10 @@ class RunQueue:
     def _candidates(self, run: Run, kept: dict[str, str]) -> tuple[list[Node], list[str]]:
         takers: list[Node] = []
         refused: list[str] = []
+        members = len(self.members(run.run_id))
+        places = room(run, members)
+        if places == 0 and not run.away and members >= run.min_nodes:
+            return [], []  # complete: nobody has to be looked at
         for node in self._nodes.values():
             holder = kept.get(node.node_id)
             why = f"kept for {holder}, which was submitted earlier" if holder else self.refusal(node, run)
@@ -249,7 +265,19 @@ class RunQueue:
             elif node.presence not in ("left", "evicted") and node.run_id != run.run_id:
                 refused.append(f"{node.node_id}: {why}")
         takers.sort(key=lambda node: self._pulses[node.node_id].worker.run_id != run.run_id)
-        return takers[: _room(run, len(self.members(run.run_id)))], refused
+        back = [node for node in takers if node.node_id in run.away]
+        others = [node for node in takers if node.node_id not in run.away]
+        if places is not None and len(others) > places > 0:
+            others = self._best(run, others)
+        return [*back, *others[:places]], refused
+
+    def _best(self, run: Run, nodes: list[Node]) -> list[Node]:
+        """Nodes that still have a worker of this run first, then by what communication is expected to cost."""
+        if run.run_id not in self._settings:
+            self._settings[run.run_id] = setting_of(run.job)
+        here = [node for node in nodes if self._pulses[node.node_id].worker.run_id == run.run_id]
+        rest = [node for node in nodes if self._pulses[node.node_id].worker.run_id != run.run_id]
+        return [*here, *best_first(rest, [node.measured for node in rest], self._settings[run.run_id])]
 
     def _start(self, now: Moment, run: Run, takers: list[Node], out: Effects) -> None:
         run.state, run.reason = "running", ""
@@ -264,7 +292,7 @@ class RunQueue:
 
     def _grow(self, now: Moment, run: Run, takers: list[Node], out: Effects) -> None:
         for node in takers:
-            text = f"{node.node_id} was added to {run.run_id}"
+            text = self._vacancies.take(run, node, out)
             out.add(Announce(kind="run.node_added", run_id=run.run_id, node_id=node.node_id, text=text))
             self._assign(now, node, run, out)
 
@@ -310,6 +338,7 @@ class RunQueue:
         out.add(CloseRun(run_id=run.run_id))
 
     def _tick_running(self, now: Moment, run: Run, out: Effects) -> None:
+        self._vacancies.tick(now, run, out)
         workers = [self._pulses[node.node_id].worker for node in self.members(run.run_id)]
         if not workers or any(worker.state not in ("finished", "stopped") for worker in workers):
             self._all_ended_s.pop(run.run_id, None)
@@ -324,15 +353,16 @@ class RunQueue:
         if not members:
             return "all its nodes are gone; it goes on when one is back"
         if not run.has_trained and len(members) < run.min_nodes:
-            return _waiting_text(run, members, refused)
+            return waiting_text(run, members, refused)
         return ""
 
     def _say_waiting(self, run: Run, reason: str, out: Effects) -> None:
         if run.reason == reason:
             return
+        is_news = gist(run.reason) != gist(reason)
         run.reason = reason
         out.save_run(run)
-        if reason:
+        if reason and is_news:
             out.add(Announce(kind="run.waiting", run_id=run.run_id, text=f"{run.run_id} waits: {reason}"))
 
 
@@ -348,24 +378,7 @@ def tidy(fault: WorkerFault) -> WorkerFault:
     )
 
 
-def _room(run: Run, members: int) -> int | None:
-    return None if run.max_nodes is None else max(0, run.max_nodes - members)
-
-
 def _is_past(node: Node, run: Run, report: WorkerReport, known_revision: int) -> bool:
     if report.attempt:
         return report.attempt != run.attempt
     return known_revision < node.assigned_revision
-
-
-def _waiting_text(run: Run, ready: list[Node], refused: list[str]) -> str:
-    missing = run.min_nodes - len(ready)
-    text = f"{missing} more node{'s' if missing > 1 else ''} of {run.min_nodes} needed"
-    if ready:
-        text += f"; ready: {', '.join(node.node_id for node in ready)}"
-    absent = [place for place in run.locations if all(node.location != place for node in ready)]
-    if absent:
-        text += f"; nobody ready from {', '.join(absent)}"
-    if refused:
-        text += f"; not taken: {'; '.join(refused[:8])}"
-    return text

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -51,8 +52,8 @@ def measure(client: HubClient, folder: Path) -> dict[str, float]:
     measured = {"rtt_s": rtt_s, "rtt_jitter_s": sorted(round_trips)[len(round_trips) // 2] - rtt_s}
     if offset_s is not None:
         measured["clock_offset_s"] = offset_s
-    measured["up_bits_per_s"] = measure_rate(lambda count: _send(client, count), rtt_s)
-    measured["down_bits_per_s"] = measure_rate(lambda count: _receive(client, count), rtt_s)
+    measured["up_bits_per_s"] = measure_rate(lambda count: send(client, count), rtt_s)
+    measured["down_bits_per_s"] = measure_rate(lambda count: receive(client, count), rtt_s)
     return measured | measure_machine(folder)
 
 
@@ -93,14 +94,20 @@ def _moving_s(transfer: Callable[[int], float], count: int, rtt_s: float) -> flo
 
 
 def measure_machine(folder: Path) -> dict[str, float]:
-    """Processors this process may use, free memory and disk in bytes, number of GPUs."""
+    """Processors this process may use; memory and disk in bytes; number and memory of GPUs. Takes milliseconds."""
     existing = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
-    return {
+    memory, gpus = psutil.virtual_memory(), list_gpus()
+    measured = {
         "cpu_count": float(usable_cpus()),
-        "memory_free_bytes": float(psutil.virtual_memory().available),
+        "memory_bytes": float(memory.total),
+        "memory_free_bytes": float(memory.available),
         "disk_free_bytes": float(shutil.disk_usage(existing).free),
-        "gpu_count": float(len(gpu_names())),
+        "gpu_count": float(len(gpus)),
     }
+    if gpus:
+        measured["gpu_memory_bytes"] = min(gpu.memory_bytes for gpu in gpus)
+        measured["gpu_memory_free_bytes"] = min(gpu.free_bytes for gpu in gpus)
+    return measured
 
 
 def usable_cpus() -> int:
@@ -110,21 +117,51 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def gpu_names() -> list[str]:
-    """The NVIDIA GPUs that the driver's own tool lists; empty when there is no tool (torch is not loaded for this)."""
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU as the driver's own tool lists it."""
+
+    name: str
+    memory_bytes: float
+    free_bytes: float
+
+
+def list_gpus() -> list[Gpu]:
+    """The NVIDIA GPUs of this machine; empty when the driver's tool is not there (torch is not loaded for this)."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
-    query = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    query = [tool, "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=_GPU_QUERY_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         _log.warning("nvidia-smi does not work: %s", error)
         return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+    return parse_gpus(done.stdout) if done.returncode == 0 else []
 
 
-def _send(client: HubClient, count: int) -> float:
+def parse_gpus(listed: str) -> list[Gpu]:
+    """Lines of `name, MiB, MiB free`; a number that the driver does not know counts as 0."""
+    found = []
+    for line in listed.splitlines():
+        name, _, numbers = line.strip().partition(", ")
+        if name:
+            total, _, free = numbers.partition(", ")
+            found.append(Gpu(name=name, memory_bytes=_mebibytes(total), free_bytes=_mebibytes(free)))
+    return found
+
+
+def _mebibytes(text: str) -> float:
+    return float(text) * 1024**2 if text.strip().isdigit() else 0.0
+
+
+def gpu_names() -> list[str]:
+    """The names of the GPUs."""
+    return [gpu.name for gpu in list_gpus()]
+
+
+def send(client: HubClient, count: int) -> float:
+    """Seconds for `count` random bytes to the hub. Raises ProtocolError and what the client raises."""
     payload = os.urandom(count)
     began = time.perf_counter()
     received = client.send_frame("/v1/node/probe", payload, _Received)
@@ -134,7 +171,8 @@ def _send(client: HubClient, count: int) -> float:
     return took_s
 
 
-def _receive(client: HubClient, count: int) -> float:
+def receive(client: HubClient, count: int) -> float:
+    """The same from the hub."""
     moved = 0
 
     def sink(piece: bytes) -> None:

@@ -9,8 +9,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import getproxies_environment
 
 import psutil
 
@@ -18,11 +18,12 @@ from ciuic.errors import CertificateError, CiuicError, UnreachableError
 from ciuic.net.connection import explain
 from ciuic.net.exchange import Exchange
 from ciuic.net.messages import decode
-from ciuic.net.probe import Health, gpu_names, usable_cpus
+from ciuic.net.probe import Health
+from ciuic.net.proxy import Proxy, proxy_for
 from ciuic.net.tls import certificate_ends_at, client_context, unverified_context
 from ciuic.net.url import HubAddress, parse_hub_url
-from ciuic.node.identity import load_identity
-from ciuic.node.vitals import installed_version
+from ciuic.node.check_more import CheckResult, check_congestion, check_devices, check_streams
+from ciuic.node.identity import NodeIdentity, load_identity
 from ciuic.units import format_bytes, format_duration
 
 ENOUGH_DISK_BYTES = 2 * 1000**3
@@ -34,18 +35,13 @@ _TIMEOUT_S = 10.0
 _HEALTH_LIMIT_BYTES = 65536
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckResult:
-    """One line of the report."""
+def run_checks(
+    url: str | None, home: Path, *, check_device: Callable[[], list[CheckResult]] | None = None
+) -> list[CheckResult]:
+    """Check this machine and, with a URL (or a stored identity), the way to the hub. Takes up to a minute.
 
-    name: str
-    ok: bool
-    detail: str
-    next: str = ""
-
-
-def run_checks(url: str | None, home: Path) -> list[CheckResult]:
-    """Check this machine and, with a URL (or a stored identity), the way to the hub. Takes at most about 30 s."""
+    `check_device` in place of torch's import in a process of its own, which takes seconds.
+    """
     results = list(_check_identities(home))
     url = url or _known_url(home)
     if url is None:
@@ -53,7 +49,8 @@ def run_checks(url: str | None, home: Path) -> list[CheckResult]:
         results.append(CheckResult(name="hub", ok=False, detail=detail, next="give the hub's address"))
     else:
         results += _check_way(url, home)
-    return [*results, *_check_machine(home)]
+    results += [check_congestion(), *_check_machine(home)]
+    return [*results, *(check_device or check_devices)()]
 
 
 # ---- the way to the hub --------------------------------------------------------------------------------------------
@@ -64,17 +61,34 @@ def _check_way(url: str, home: Path) -> list[CheckResult]:
         address = parse_hub_url(url)
     except CiuicError as error:
         return [_failed("address", error)]
+    try:
+        proxy = proxy_for(address)
+    except CiuicError as error:
+        return [_failed("proxy", error)]
+    first = address if proxy is None else HubAddress(host=proxy.host, port=proxy.port)
     steps: list[tuple[str, Callable[[], str]]] = [
-        ("dns", lambda: _resolve(address)),
-        ("tcp", lambda: _connect(address)),
+        ("dns", lambda: _resolve(first)),
+        ("tcp", lambda: _connect(first)),
     ]
-    results: list[CheckResult] = []
+    results = [_proxy_line(address, proxy)]
     for name, step in steps:
         try:
             results.append(CheckResult(name=name, ok=True, detail=step()))
         except OSError as error:
             return [*results, _failed(name, explain(error, address, _TIMEOUT_S))]
-    return [*results, *_check_tls(address, home)]
+    results += _check_tls(address, home)
+    if all(result.ok for result in results):
+        results += check_streams(_identity(home))
+    return results
+
+
+def _proxy_line(address: HubAddress, proxy: Proxy | None) -> CheckResult:
+    """What the environment says about the way; a proxy only moves the steps that follow."""
+    if proxy is not None:
+        return CheckResult(name="proxy", ok=True, detail=f"HTTPS_PROXY is set: the way goes through {proxy.url}")
+    is_set = bool(getproxies_environment().get("https"))
+    passed_by = f"HTTPS_PROXY is set, but not used for {address.host} (NO_PROXY, or this machine itself)"
+    return CheckResult(name="proxy", ok=True, detail=passed_by if is_set else "none (HTTPS_PROXY is not set)")
 
 
 def _resolve(address: HubAddress) -> str:
@@ -132,15 +146,21 @@ def _node_folders(home: Path) -> list[Path]:
     return sorted(folder for folder in (home / "nodes").glob("*") if (folder / "identity.json").is_file())
 
 
-def _known_url(home: Path) -> str | None:
+def _identity(home: Path) -> NodeIdentity | None:
+    """The first identity that can be used."""
     for folder in _node_folders(home):
         try:
             identity = load_identity(folder)
         except CiuicError:
             continue  # its own line says what is wrong with it
         if identity is not None:
-            return identity.url
+            return identity
     return None
+
+
+def _known_url(home: Path) -> str | None:
+    identity = _identity(home)
+    return None if identity is None else identity.url
 
 
 def _known_authorities(home: Path) -> bytes:
@@ -171,8 +191,6 @@ def _check_machine(home: Path) -> list[CheckResult]:
     existing = next((path for path in (home, *home.parents) if path.exists()), Path("/"))
     disk, memory = shutil.disk_usage(existing).free, psutil.virtual_memory().available
     writable = os.access(existing, os.W_OK)
-    torch, gpus = installed_version("torch"), gpu_names()
-    device = f"{len(gpus)} x {gpus[0]}" if gpus else f"no GPU; {usable_cpus()} processors"
     where = f"{format_bytes(disk)} free in {home}" + ("" if writable else ", which cannot be written")
     room = "make room, or set CIUIC_HOME to a larger disk" if writable else "set CIUIC_HOME to a folder of yours"
     need = "end other programs; a model needs 12 bytes per parameter here, plus what training takes"
@@ -180,8 +198,6 @@ def _check_machine(home: Path) -> list[CheckResult]:
         _check("disk", writable and disk >= ENOUGH_DISK_BYTES, where, room),
         _check("memory", memory >= ENOUGH_MEMORY_BYTES, f"{format_bytes(memory)} free", need),
         _check("python", sys.version_info >= (3, 11), sys.version.split()[0], "install Python 3.11 or newer"),
-        _check("torch", bool(torch), torch or "not installed", "install torch into the environment that runs ciuic"),
-        _check("device", True, device, ""),
     ]
 
 
