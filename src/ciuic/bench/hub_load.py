@@ -78,6 +78,21 @@ class LoadNode:
 
     def round(self) -> None:
         """Push, then take the entry. Raises RunFailedError when the hub refuses the push."""
+        self.push()
+        self.pull()
+
+    @property
+    def streams(self) -> int:
+        """Connections that the next large push uses."""
+        return self._client.fan.streams.count
+
+    @property
+    def repeated_share(self) -> float:
+        """Of the bytes of the latest large push, those that the kernel sent again."""
+        return self._client.fan.repeated_share
+
+    def push(self) -> float:
+        """Seconds from sending to the answer. Raises RunFailedError when the hub refuses it."""
         self._sequence += 1
         header = PushHeader(
             run=self._run,
@@ -92,10 +107,16 @@ class LoadNode:
             layout_digest=self._layout.digest,
         )
         frame = Push(header=header, payload=self._payload).to_frame()
-        reply = self._client.send_frame(f"{m.API}/runs/{self._run}/push", frame, m.PushReply)
+        began_s = time.perf_counter()
+        reply = self._client.push(f"{m.API}/runs/{self._run}", frame, 0)
+        took_s = time.perf_counter() - began_s
         if reply.status != "accepted":
             raise RunFailedError(f"the hub {reply.status} a push", cause=f"{reply.reason}: {reply.detail}")
         self.sent_bytes += len(frame)
+        return took_s
+
+    def pull(self) -> None:
+        """Take the entries after the version that is known."""
         path = f"{m.API}/runs/{self._run}/entries?fragment=0&after={self._version}&wait_s={_LONG_POLL_S:g}"
         data = self._client.fetch(path, timeout_s=_LONG_POLL_S + 15)
         self.received_bytes += len(data)
@@ -104,8 +125,7 @@ class LoadNode:
     def _try_attach(self, request: m.AttachRequest, count: int) -> m.AttachReply | None:
         reply = self._client.call("POST", f"{m.API}/runs/{self._run}/attach", request, m.AttachReply)
         if reply.state == "initialize":
-            path = f"{m.API}/runs/{self._run}/snapshot?fragment=0&version=0"
-            self._client.send_frame(path, self._version_0(count), m.Ok, method="PUT")
+            self._client.put_version_0(f"{m.API}/runs/{self._run}", self._version_0(count), 0)
         return reply if reply.state == "ready" else None
 
     def _version_0(self, count: int) -> bytes:

@@ -9,6 +9,7 @@ import http.client
 import logging
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -18,10 +19,15 @@ from typing import TypeVar
 import msgspec
 
 from ciuic.errors import CertificateError, ProtocolError, StorageError, TokenError, UnreachableError
+from ciuic.net.chunks import LARGE_BYTES, ChunkList, manifest_of
 from ciuic.net.exchange import Body, Exchange
-from ciuic.net.messages import JoinReply, JoinRequest, decode, encode
-from ciuic.net.tls import Purpose, check_issued, client_context, new_key_and_csr, pem_fingerprint, unverified_context
+from ciuic.net.messages import FragmentState, JoinReply, JoinRequest, Ok, PushReply, decode, encode
+from ciuic.net.renewed import RenewableContext
+from ciuic.net.tls import Purpose, check_issued, new_key_and_csr, pem_fingerprint, unverified_context
 from ciuic.net.tokens import JoinToken, parse_token
+from ciuic.net.transfer import Fan
+from ciuic.net.transfer_down import fetch_file
+from ciuic.net.transfer_up import Uploader
 from ciuic.net.url import parse_hub_url
 
 T = TypeVar("T")
@@ -31,13 +37,14 @@ FRAME_LIMIT_BYTES = 8 * 1024 * 1024 * 1024
 LINE_LIMIT_BYTES = 1024 * 1024
 _BINARY = {"Content-Type": "application/octet-stream"}
 _JSON = {"Content-Type": "application/json"}
+SOURCE_SILENCE_S = 10.0
 _FRUITLESS_ATTEMPTS = 5
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 _log = logging.getLogger(__name__)
 
 
 class HubClient:
-    """One keep-alive connection to the hub. Confined to one thread, except `interrupt`."""
+    """One keep-alive connection to the hub, more for large bodies. Confined to one thread, except `interrupt`."""
 
     def __init__(
         self,
@@ -50,7 +57,17 @@ class HubClient:
     ) -> None:
         """Does not connect yet. Raises UsageError for a bad address and CertificateError for unusable files."""
         self.address = parse_hub_url(url)
-        self._exchange = Exchange(self.address, client_context(authority_pem, cert_path, key_path, purpose), timeout_s)
+        self._contexts = contexts = RenewableContext(authority_pem, cert_path, key_path, purpose)
+
+        def exchange() -> Exchange:
+            made = Exchange(self.address, contexts.context, timeout_s)
+            made.renewed = contexts.renewed
+            return made
+
+        self._exchange = exchange()
+        self.fan = Fan(make=exchange)
+        """More connections to the same address, for large bodies; they open when they are needed."""
+        self._uploader = Uploader(self.fan)
 
     @property
     def server_time(self) -> float | None:
@@ -75,6 +92,25 @@ class HubClient:
         """Send a binary frame (POST; PUT for a snapshot) and read the answer."""
         response = self._exchange.request(method, path, frame, _BINARY)
         return decode(self._exchange.read(response, MESSAGE_LIMIT_BYTES), reply_type)
+
+    def push(self, run_path: str, frame: Body, fragment: int) -> PushReply:
+        """Send a push: in one request, or a large one as chunks over several connections.
+
+        Repeated with the same frame after UnreachableError it sends only what has not arrived.
+        """
+        if memoryview(frame).nbytes < LARGE_BYTES:
+            return self.send_frame(f"{run_path}/push", frame, PushReply)
+        reply = self._uploader.send(f"{run_path}/chunks", frame, manifest_of(frame, "push", fragment))
+        if reply.push is None:
+            raise ProtocolError("the hub took a push without an answer", next="use the same version on both sides")
+        return reply.push
+
+    def put_version_0(self, run_path: str, frame: Body, fragment: int) -> None:
+        """Upload version 0 of a fragment, as `push` does."""
+        if memoryview(frame).nbytes < LARGE_BYTES:
+            self.send_frame(f"{run_path}/snapshot?fragment={fragment}&version=0", frame, Ok, method="PUT")
+        else:
+            self._uploader.send(f"{run_path}/chunks", frame, manifest_of(frame, "snapshot", fragment))
 
     def fetch(
         self,
@@ -116,6 +152,31 @@ class HubClient:
                 time.sleep(backoff_s(fruitless + 1))
         part.replace(file)
 
+    def download_snapshot(
+        self, run_path: str, file: Path, state: FragmentState, fragment: int, sources: Sequence[str] = ()
+    ) -> None:
+        """The newest snapshot of a fragment into `file`, verified; also from `sources`, addresses that hold it, too.
+
+        A large one comes in parts over several connections; parts stay for the next call after any error. Raises what
+        `download` raises, and NotFoundError when a newer one has replaced it.
+        """
+        query, size = f"fragment={fragment}&version={state.snapshot_version}", state.snapshot_bytes
+        if size < LARGE_BYTES:
+            self.download(f"{run_path}/snapshot?{query}", file, size)
+            return
+        chunks = self.call("GET", f"{run_path}/snapshot/chunks?{query}", None, ChunkList)
+        chunks.check(size)
+        others = [self._other(url) for url in sources if url and parse_hub_url(url) != self.address]
+        try:
+            fetch_file(self.fan, f"{run_path}/snapshot?{query}", file, chunks, others)
+        finally:
+            for other in others:
+                other.close()
+
+    def _other(self, url: str) -> Exchange:
+        """A connection to another source; one that says nothing for a while is not waited for."""
+        return Exchange(parse_hub_url(url), self._contexts.context, min(SOURCE_SILENCE_S, self._exchange.timeout_s))
+
     def stream_lines(self, path: str, *, silence_s: float = 60.0) -> Generator[bytes]:
         """GET newline-delimited JSON, line by line while the hub keeps sending.
 
@@ -135,13 +196,20 @@ class HubClient:
             if not ended:
                 self.close()
 
+    @property
+    def sock(self) -> socket.socket | None:
+        """The connection's socket, to ask the kernel about it; None while there is no connection."""
+        return self._exchange.sock
+
     def close(self) -> None:
-        """Close the connection; the next use opens a new one."""
+        """Close all connections; the next use opens new ones."""
         self._exchange.close()
+        self.fan.close()
 
     def interrupt(self) -> None:
-        """From another thread: end a long poll that is waiting; its own thread gets UnreachableError."""
+        """From another thread: end a long poll or transfer that is waiting; its own thread gets UnreachableError."""
         self._exchange.interrupt()
+        self.fan.interrupt()
 
     def _download_rest(self, path: str, part: Path, have: int, expected_bytes: int) -> None:
         response = self._exchange.request("GET", path, headers={"Range": f"bytes={have}-"} if have else {})

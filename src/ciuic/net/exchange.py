@@ -6,8 +6,9 @@
 import email.utils
 import http.client
 import re
+import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from ciuic.errors import (
     CertificateError,
     CiuicError,
     NotFoundError,
+    OverloadedError,
     ProtocolError,
     RoleError,
     UnreachableError,
@@ -44,8 +46,34 @@ class Exchange:
         """The hub's clock in its latest answer (seconds since 1970, whole seconds)."""
         self._context = context
         self._connection: HubConnection | None = None
+        self.renewed: Callable[[ssl.SSLContext], ssl.SSLContext | None] = lambda in_use: None
+        """A context with another certificate, when ours is refused and was renewed meanwhile."""
 
     def request(
+        self,
+        method: str,
+        path: str,
+        body: Body | None = None,
+        headers: dict[str, str] | None = None,
+        silence_s: float | None = None,
+    ) -> http.client.HTTPResponse:
+        """As `_request`; once more with a renewed certificate when the hub refuses ours and there is one."""
+        try:
+            return self._request(method, path, body, headers, silence_s)
+        except CertificateError:
+            if not self._take_renewed():
+                raise
+        return self._request(method, path, body, headers, silence_s)
+
+    def _take_renewed(self) -> bool:
+        context = self.renewed(self._context)
+        if context is None:
+            return False
+        self.close()
+        self._context = context
+        return True
+
+    def _request(
         self,
         method: str,
         path: str,
@@ -82,6 +110,38 @@ class Exchange:
         self.server_time = _date_of(response)
         if response.status >= 300:
             raise self._error_of(response)
+        return response
+
+    def stream(self, path: str, pieces: Iterable[Body]) -> http.client.HTTPResponse:
+        """POST a body of unknown length, piece by piece, and return a successful response; otherwise raise.
+
+        `pieces` are HTTP/1.1 chunks as they go over the wire, the last one of no bytes included. Never repeated: the
+        caller knows what has arrived.
+        """
+        silence_s = self.timeout_s
+
+        def send() -> http.client.HTTPResponse:
+            connection = self._connected(silence_s)
+            try:
+                connection.putrequest("POST", path)
+                connection.putheader("Content-Type", "application/octet-stream")
+                connection.putheader("Transfer-Encoding", "chunked")
+                connection.endheaders()
+                for piece in pieces:
+                    connection.send(piece)
+            except (BrokenPipeError, ConnectionResetError):
+                response = connection.getresponse()  # the hub may have said why it does not read on
+                self._connection = None
+                return response
+            return connection.getresponse()
+
+        response = self.guarded(send, silence_s)
+        self.server_time = _date_of(response)
+        if response.status >= 300:
+            error = self._error_of(response)
+            if isinstance(error, CertificateError) and self._take_renewed():
+                raise UnreachableError("our certificate was renewed meanwhile", next="send the rest again") from error
+            raise error
         return response
 
     def read(self, response: http.client.HTTPResponse, limit_bytes: int) -> bytes:
@@ -133,6 +193,11 @@ class Exchange:
             return UnreachableError(f"a request to the hub at {self.address.url} was ended", cause=INTERRUPTED)
         return explain(error, self.address, silence_s)
 
+    @property
+    def sock(self) -> socket.socket | None:
+        """The connection's socket; None while there is no connection."""
+        return None if self._connection is None else self._connection.sock
+
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
         if self._connection is not None:
@@ -148,12 +213,7 @@ class Exchange:
     def _attempt(
         self, method: str, path: str, body: Body | None, headers: dict[str, str], silence_s: float
     ) -> http.client.HTTPResponse:
-        connection = self._connection
-        if connection is None or connection.sock is None:
-            connection = HubConnection(self.address, self._context, min(silence_s, self.timeout_s))
-            connection.connect()
-            self._connection = connection
-        connection.sock.settimeout(silence_s)
+        connection = self._connected(silence_s)
         try:
             connection.request(method, path, body=None if body is None else _pieces(body), headers=headers)
         except (BrokenPipeError, ConnectionResetError):
@@ -162,6 +222,15 @@ class Exchange:
             self._connection = None  # not usable again; the response holds the socket
             return response
         return connection.getresponse()
+
+    def _connected(self, silence_s: float) -> HubConnection:
+        connection = self._connection
+        if connection is None or connection.sock is None:
+            connection = HubConnection(self.address, self._context, min(silence_s, self.timeout_s))
+            connection.connect()
+            self._connection = connection
+        connection.sock.settimeout(silence_s)
+        return connection
 
     def _error_of(self, response: http.client.HTTPResponse) -> CiuicError:
         body = self.read(response, ERROR_LIMIT_BYTES)
@@ -193,6 +262,8 @@ def _error_without_body(status: int, address: HubAddress) -> CiuicError:
         return RoleError("the hub does not allow this", cause=cause)
     if status == 404:
         return NotFoundError("the hub does not know this path", cause=cause, next="use the same version on both sides")
+    if status == 429:
+        return OverloadedError("the hub takes no more requests from us now", cause=cause, next="wait a moment")
     if status in (502, 503, 504):
         return UnreachableError("the hub is not there", cause=cause, next="wait, or look at the proxy in front of it")
     return ProtocolError("the hub's answer cannot be understood", cause=cause, next="check the address")

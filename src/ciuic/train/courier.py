@@ -26,10 +26,12 @@ from ciuic.errors import (
 )
 from ciuic.ledger.entry import Entry, Push, entry_from_frame
 from ciuic.ledger.frame import split_frames
+from ciuic.ledger.intervals import Range
 from ciuic.net import messages as m
 from ciuic.net.client import HubClient, backoff_s, retrying
 from ciuic.net.places import DAMAGED_LIMIT, Line, Places
 from ciuic.net.tls import Purpose
+from ciuic.train.ledger_copy import LedgerRecorder
 
 LONG_POLL_S = 20.0
 T = TypeVar("T")
@@ -43,6 +45,8 @@ class Answered:
     fragment: int
     sequence: int
     reply: m.PushReply
+    ranges: tuple[Range, ...] = ()
+    """Samples that the push reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,8 @@ class Courier:
     run_id: str
     places: Places | None = None
     """Where the fragments are; None: all at the hub."""
+    copy: LedgerRecorder | None = None
+    """Keeps every entry on this node's disk."""
     stop: threading.Event = field(default_factory=threading.Event)
     arrivals: "queue.Queue[Item]" = field(default_factory=queue.Queue)
     cpu_s: dict[str, float] = field(default_factory=dict)
@@ -110,6 +116,8 @@ class Courier:
             client.interrupt()
         for thread in self._threads:
             thread.join(timeout_s)
+        if self.copy is not None:
+            self.copy.close()
 
     def _thread(self, name: str, loop: Callable[[HubClient], None], purpose: Purpose = "updates") -> None:
         def body() -> None:
@@ -144,14 +152,15 @@ class Courier:
                 continue
             reply = self._deliver(client, push)
             header = push.header
-            self.arrivals.put(Answered(fragment=header.fragment, sequence=header.sequence, reply=reply))
-            self.cpu_s[threading.current_thread().name] = time.thread_time()
+            self.arrivals.put(
+                Answered(fragment=header.fragment, sequence=header.sequence, reply=reply, ranges=header.ranges)
+            )
+            self.cpu_s[threading.current_thread().name] = time.thread_time() + client.fan.cpu_s
 
     def _deliver(self, client: HubClient, push: Push) -> m.PushReply:
-        frame, path = push.to_frame(), f"{m.API}/runs/{self.run_id}/push"
-        return self._say(
-            client, push.header.fragment, lambda c: c.send_frame(path, frame, m.PushReply), "sending a push"
-        )
+        frame, fragment = push.to_frame(), push.header.fragment
+        path = f"{m.API}/runs/{self.run_id}"
+        return self._say(client, fragment, lambda c: c.push(path, frame, fragment), "sending a push")
 
     def _say(self, client: HubClient, fragment: int, call: Callable[[HubClient], T], what: str) -> T:
         """At the fragment's place, again and again; `client` is this thread's connection to the hub."""
@@ -186,6 +195,8 @@ class Courier:
                 if entry.header.version != version + 1:
                     raise ProtocolError(f"entry {entry.header.version} came after version {version}")
                 version += 1
+                if self.copy is not None:
+                    self.copy.entry(fragment, frame)
                 self.arrivals.put(Arrived(entry=entry, at_s=at_s))
             self.cpu_s[f"puller-{fragment}"] = time.thread_time()
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ciuic.errors import ConflictError, ProtocolError
+from ciuic.errors import CannotCatchUpError, ConflictError, NotFoundError, ProtocolError
 from ciuic.ledger.entry import Entry, Snapshot, SnapshotHeader, base_digest, entry_from_frame, snapshot_from_frame
 from ciuic.ledger.frame import split_frames
 from ciuic.ledger.node import NodeMachine, Place
@@ -18,7 +18,9 @@ from ciuic.net import messages as m
 from ciuic.net.client import HubClient
 from ciuic.net.places import Line, Places
 from ciuic.net.tls import Purpose
+from ciuic.train.catching import CatchUp, Fetch, check_expired
 from ciuic.train.courier import Courier, persistently, post
+from ciuic.train.ledger_copy import start_copy
 from ciuic.train.runfile import RunFile
 from ciuic.train.state import ModelState
 
@@ -50,10 +52,13 @@ class Entrance:
     """Called once this worker's parameters are version 0 and the model holds them."""
     _places: Places = field(init=False)
     _line: Line = field(init=False)
+    _client: HubClient = field(init=False)
+    _incarnation: int = 0
 
     def enter(self) -> tuple[m.AttachReply, NodeMachine]:
         """Take this worker's place; the model then holds the newest base of every fragment."""
         client = self.connect("control")
+        self._client = client
         self._places = self.courier.places = Places(run_id=self.info.run_id, connect=self.info.connect)
         self._line = Line(self._places, "snapshots")
         self.state.gather()
@@ -61,17 +66,51 @@ class Entrance:
         fragments = range(self.state.layout.fragment_count)
         initial = [base_digest(self._host(f), counters if f == 0 else ()) for f in fragments]
         reply = self._take_place(client, initial)
-        place = Place(run=self.info.run_id, node=self.info.node_id, incarnation=reply.incarnation, epoch=reply.epoch)
-        if reply.pace is None:
-            raise ProtocolError("the hub did not say how to push", next="use the same version of ciuic on both sides")
-        machine = NodeMachine(self.state.layout, self.state.vectors, reply.pace.codec_up, place)
-        for number, fragment in enumerate(reply.fragments):
-            self._load(machine, number, fragment, initial[number])
-            self._catch_up(machine, number)
+        try:
+            reply, machine = self._fill(reply, initial)
+        except CannotCatchUpError as error:
+            self._say_goodbye(client, error)
+            raise
         self.state.scatter()
         client.close()
         self._line.close()
         return reply, machine
+
+    def _fill(self, reply: m.AttachReply, initial: list[str]) -> tuple[m.AttachReply, NodeMachine]:
+        """Load the newest bases. A snapshot that was replaced meanwhile means to begin again, a few times."""
+        expired = 0
+        while True:
+            try:
+                return reply, self._machine(reply, initial)
+            except NotFoundError as error:
+                expired += 1
+                _log.warning("%s; beginning again", error)
+                check_expired(expired)
+                if self.courier.copy is not None:
+                    self.courier.copy.close()
+                reply = self._take_place(self._client, initial)
+
+    def _say_goodbye(self, client: HubClient, error: CannotCatchUpError) -> None:
+        detach = m.DetachRequest(incarnation=self._incarnation, reason="behind", detail=error.cause)
+        persistently(
+            lambda: post(client, self.info.run_id, "detach", detach), stop=self.courier.stop, what="saying goodbye"
+        )
+        client.close()
+        self._line.close()
+
+    def _machine(self, reply: m.AttachReply, initial: list[str]) -> NodeMachine:
+        self._incarnation = reply.incarnation
+        place = Place(run=self.info.run_id, node=self.info.node_id, incarnation=reply.incarnation, epoch=reply.epoch)
+        if reply.pace is None:
+            raise ProtocolError("the hub did not say how to push", next="use the same version of ciuic on both sides")
+        machine = NodeMachine(self.state.layout, self.state.vectors, reply.pace.codec_up, place)
+        self.courier.copy = copy = start_copy(self.info, self.state.layout)
+        for number, fragment in enumerate(reply.fragments):
+            self._load(machine, number, fragment, initial[number])
+            self._catch_up(machine, number)
+        if copy is not None:
+            copy.caught_up(reply.total_samples)
+        return machine
 
     def apply(self, machine: NodeMachine, entry: Entry) -> None:
         """theta (gathered) and base of its fragment move to the entry's version."""
@@ -132,10 +171,10 @@ class Entrance:
             counters=self.state.counters() if fragment == 0 else (),
         )
         frame = Snapshot(header=header, vectors={"base": self._host(fragment)}).to_frame()
-        path = f"{m.API}/runs/{self.info.run_id}/snapshot?fragment={fragment}&version=0"
+        path = f"{m.API}/runs/{self.info.run_id}"
         self._line.say(
             fragment,
-            lambda client: client.send_frame(path, frame, m.Ok, method="PUT"),
+            lambda client: client.put_version_0(path, frame, fragment),
             stop=self.courier.stop,
             what="uploading version 0",
         )
@@ -144,7 +183,10 @@ class Entrance:
         """theta = the newest base that costs least: what we have when it is the same, else the snapshot."""
         theta = self.state.theta_of(number)
         if fragment.version == 0 and fragment.digest == initial:
-            theta[:] = machine.load(number, self._host(number), 0, self.state.counters() if number == 0 else ())
+            counters = self.state.counters() if number == 0 else ()
+            theta[:] = machine.load(number, self._host(number), 0, counters)
+            if self.courier.copy is not None:
+                self.courier.copy.began(number, self._host(number), counters)
             return
         snapshot = self._download(number, fragment)
         theta[:] = machine.load_snapshot(number, snapshot)
@@ -158,22 +200,26 @@ class Entrance:
     def _download(self, number: int, fragment: m.FragmentState) -> Snapshot:
         version = fragment.snapshot_version
         file = Path(self.info.folder) / f"snapshot-{number}-{version}.frame"
-        path = f"{m.API}/runs/{self.info.run_id}/snapshot?fragment={number}&version={version}"
+        path = f"{m.API}/runs/{self.info.run_id}"
         self._line.say(
             number,
-            lambda client: client.download(path, file, fragment.snapshot_bytes),
+            lambda client: client.download_snapshot(path, file, fragment, number, fragment.sources),
             stop=self.courier.stop,
             what="downloading the snapshot",
         )
         snapshot = snapshot_from_frame(file.read_bytes(), self.state.layout.fragment_shape(number).element_count)
-        file.unlink()
+        if self.courier.copy is not None:
+            self.courier.copy.loaded(number, version, file)
+        file.unlink(missing_ok=True)
         if snapshot.header.layout_digest != self.state.layout.digest:
             raise ProtocolError("the snapshot is for another layout")
         return snapshot
 
     def _catch_up(self, machine: NodeMachine, fragment: int) -> None:
-        """Apply all entries there are, before the first step."""
+        """Apply all entries there are, before the first step. Raises CannotCatchUpError."""
+        catching = CatchUp(near=max(1, self.info.job.sync.max_staleness))
         while True:
+            began_s = time.monotonic()
             version = machine.replicas[fragment].version
             path = f"{m.API}/runs/{self.info.run_id}/entries?fragment={fragment}&after={version}&wait_s=0"
             data = self._line.say(
@@ -181,5 +227,20 @@ class Entrance:
             )
             if not data:
                 return
+            seconds = time.monotonic() - began_s
+            entry: Entry | None = None
             for frame in split_frames(data, "entry"):
-                self.apply(machine, entry_from_frame(frame))
+                entry = entry_from_frame(frame)
+                self.apply(machine, entry)
+                if self.courier.copy is not None:
+                    self.courier.copy.entry(fragment, frame)
+            if entry is not None and self._is_near(catching, entry, version, len(data), seconds):
+                return
+
+    def _is_near(self, catching: CatchUp, entry: Entry, before: int, size_bytes: int, seconds: float) -> bool:
+        """After entries up to this one, from the one after version `before` on."""
+        header = entry.header
+        age_s = time.monotonic() - header.time  # compared with others of this kind only
+        return catching.fetched(
+            Fetch(entries=header.version - before, size_bytes=size_bytes, seconds=seconds, age_s=age_s)
+        )

@@ -1,0 +1,160 @@
+"""Several kept-alive connections to one address, and how many of them a transfer uses.
+
+One connection carries what the kernel lets it: a window of a few megabytes, or with loss and without BBR far less. So a
+large body goes over 1 to 16 connections, as many as the measured product of rate and round trip asks for. They stay
+open between transfers, with the windows that they have found.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ciuic.errors import CiuicError, UnreachableError
+from ciuic.net.connection import INTERRUPTED
+from ciuic.net.exchange import Exchange
+from ciuic.net.sockets import BBR, congestion_of, tcp_facts
+
+MOST_STREAMS = 16
+LEAST_STREAMS = 4
+"""Also before anything was measured. One is slower even where its window would do: BBR leaves its start-up phase only
+where the send buffer (4 MiB) holds three times what is on the way, and while it repairs a loss the others go on."""
+STREAM_BYTES = 2 * 1024 * 1024
+"""What one connection may have on its way, with usual limits of the kernel's send buffer (4 MiB)."""
+LOSSY = 1e-4
+"""With a larger share of bytes sent again a path loses packets."""
+_RATE_WEIGHT = 0.7
+"""Of a slower transfer than the best one, in the estimate of the rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """One finished transfer."""
+
+    moved_bytes: int
+    seconds: float
+    round_trip_s: float
+    repeated_share: float = 0.0
+    """Of the bytes sent, those that the kernel had to send again."""
+
+
+def wanted_streams(bits_per_s: float, round_trip_s: float, *, lossy: bool, bbr: bool) -> int:
+    """How many connections a large transfer should use."""
+    if lossy and not bbr:
+        return MOST_STREAMS
+    return min(MOST_STREAMS, max(LEAST_STREAMS, math.ceil(bits_per_s * round_trip_s / 8 / STREAM_BYTES)))
+
+
+class StreamCount:
+    """Learns from transfers how many connections the next one should use."""
+
+    def __init__(self, count: int = LEAST_STREAMS) -> None:
+        self.count = count
+        self.bits_per_s = 0.0
+        """The best rate seen, forgotten slowly."""
+
+    def learn(self, moved: Moved, *, bbr: bool) -> None:
+        """After a transfer. Its rate leaves out the round trip that every request costs."""
+        moving_s = max(moved.seconds - moved.round_trip_s, moved.seconds / 4, 1e-6)
+        rate = 8 * moved.moved_bytes / moving_s
+        self.bits_per_s = max(rate, _RATE_WEIGHT * self.bits_per_s + (1 - _RATE_WEIGHT) * rate)
+        wanted = wanted_streams(self.bits_per_s, moved.round_trip_s, lossy=moved.repeated_share > LOSSY, bbr=bbr)
+        if wanted > self.count or 2 * wanted <= self.count:  # a new connection begins slowly: no change for little
+            self.count = wanted
+
+
+@dataclass(kw_only=True)
+class Fan:
+    """The connections. A transfer is started by one thread at a time; `interrupt` may come from another."""
+
+    make: Callable[[], Exchange]
+    streams: StreamCount = field(default_factory=StreamCount)
+    cpu_s: float = 0.0
+    """Processor time of the threads that served the connections."""
+    repeated_share: float = 0.0
+    """Of the latest transfer; see Moved."""
+    _lanes: list[Exchange] = field(default_factory=list)
+    _before: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """(bytes sent, sent again) of each connection's socket before the transfer."""
+
+    def lanes(self, count: int) -> list[Exchange]:
+        """The first `count` connections; those that there are not yet are made (and open when they are used)."""
+        while len(self._lanes) < count:
+            self._lanes.append(self.make())
+        return self._lanes[:count]
+
+    def run(self, works: Sequence[Callable[[], None]]) -> None:
+        """Do all of them side by side, the first one on this thread; returns when all have ended.
+
+        An error that is not a CiuicError of the work itself is raised here.
+        """
+        crashes: list[BaseException] = []
+        lock = threading.Lock()
+
+        def guarded(work: Callable[[], None]) -> None:
+            began_s = time.thread_time()
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - raised by the thread that waits for all of them
+                crashes.append(error)
+            with lock:
+                self.cpu_s += time.thread_time() - began_s
+
+        threads = [threading.Thread(target=guarded, args=(work,), name="ciuic-lane", daemon=True) for work in works[1:]]
+        for thread in threads:
+            thread.start()
+        try:
+            works[0]()
+        finally:
+            for thread in threads:
+                thread.join()
+        if crashes:
+            raise crashes[0]
+
+    def begin(self, lanes: Sequence[Exchange]) -> float:
+        """Note what the sockets have sent; the time now."""
+        self._before = {}
+        for number, lane in enumerate(lanes):
+            facts = tcp_facts(lane.sock) if lane.sock is not None else None
+            if facts is not None:
+                self._before[number] = (facts.sent_bytes, facts.repeated_bytes)
+        return time.perf_counter()
+
+    def end(self, lanes: Sequence[Exchange], began_s: float, moved_bytes: int) -> None:
+        """Learn from a transfer that went well."""
+        round_trips, sent, again, bbr = [], 0, 0, True
+        for number, lane in enumerate(lanes):
+            connected = lane.sock
+            facts = tcp_facts(connected) if connected is not None else None
+            if connected is None or facts is None:
+                continue
+            before = self._before.get(number, (0, 0))
+            if facts.sent_bytes < before[0]:
+                before = (0, 0)  # it is a new connection
+            sent, again = sent + facts.sent_bytes - before[0], again + facts.repeated_bytes - before[1]
+            round_trips.append(facts.round_trip_s)
+            bbr = bbr and congestion_of(connected) == BBR
+        moved = Moved(
+            moved_bytes=moved_bytes,
+            seconds=time.perf_counter() - began_s,
+            round_trip_s=min(round_trips, default=0.0),
+            repeated_share=again / sent if sent else 0.0,
+        )
+        self.repeated_share = moved.repeated_share
+        self.streams.learn(moved, bbr=bbr and bool(round_trips))
+
+    def close(self) -> None:
+        """Close the connections; the next transfer opens them again."""
+        for lane in self._lanes:
+            lane.close()
+
+    def interrupt(self) -> None:
+        """From another thread: end what is waiting."""
+        for lane in list(self._lanes):
+            lane.interrupt()
+
+
+def was_interrupted(error: CiuicError | None) -> bool:
+    """Whether `interrupt` ended it: then nothing is tried again."""
+    return isinstance(error, UnreachableError) and error.cause == INTERRUPTED

@@ -1,0 +1,120 @@
+"""Large pushes and snapshots through a real hub: bytes at the socket, a killed hub, what a joiner downloads."""
+
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from hub_process import Beating, HubProcess, NodeOnWire, eventually
+from hub_worker import WireWorker
+
+from ciuic.errors import UnreachableError
+from ciuic.lab.links import Link
+from ciuic.lab.relay import LinkRelay
+from ciuic.ledger.entry import snapshot_from_frame
+from ciuic.ledger.layout import Tensor, make_layout
+from ciuic.net import messages as m
+from ciuic.net.client import HubClient
+from ciuic.net.tls import Purpose
+
+ROWS = 2048
+MIB = 1024 * 1024
+
+
+class LargeWorker(WireWorker):
+    """A model of 8 MiB, pushed as it is; bodies go through `way`."""
+
+    def __init__(self, node: NodeOnWire, run_id: str, way: HubClient) -> None:
+        super().__init__(node, run_id)
+        matrix = Tensor(name="matrix", shape=(ROWS, 1024), dtype="float32", section="coded", row_aligned=True)
+        self.layout = make_layout([matrix], 1)
+        self.count = self.layout.fragment_shape(0).element_count
+        self.way = way
+
+    def send(self, push):  # type: ignore[no-untyped-def]
+        return self.way.push(self.path, push.to_frame(), 0)
+
+
+def through(node: NodeOnWire, relay: LinkRelay, purpose: Purpose = "updates") -> HubClient:
+    authority = (node.hub.home / "operator" / "authority.pem").read_bytes()
+    url = f"https://{relay.address[0]}:{relay.address[1]}"
+    made = HubClient(url, authority, node.folder / "node.pem", node.folder / "node.key", purpose)
+    node.hub.clients.append(made)
+    return made
+
+
+def relay_to(hub: HubProcess, bits_per_s: float) -> LinkRelay:
+    parts = urlsplit(hub.url)
+    link = Link(name="x", up_bits_per_s=bits_per_s, down_bits_per_s=bits_per_s, one_way_delay_s=0.0)
+    return LinkRelay(link, (str(parts.hostname), int(parts.port or 0)))
+
+
+def started(hub: HubProcess, node: NodeOnWire, relay: LinkRelay) -> LargeWorker:
+    sync = {"interval": 1, "compression": {"up": "none", "down": "1-bit"}}
+    run_id = hub.submit({"nodes": {"min": 1}, "train": {"samples": 1000}, "sync": sync})
+    worker = LargeWorker(node, run_id, through(node, relay))
+    eventually(lambda: hub.run(run_id).state == "running")
+    worker.attach()
+    worker.machine.use("none")
+    return worker
+
+
+def test_a_large_push_costs_at_most_one_percent_more_than_its_bytes(tmp_path: Path) -> None:
+    with HubProcess(tmp_path / "home") as hub:
+        node = hub.join("us")
+        with Beating(node), relay_to(hub, 1e9) as relay:
+            worker = started(hub, node, relay)
+            worker.train(worker.lease())
+            before = relay.stats().up_by_purpose["updates"]
+            assert worker.push().status == "accepted"
+            sent = relay.stats().up_by_purpose["updates"] - before
+            eventually(lambda: worker.pull(wait_s=1.0))
+    assert 4 * worker.count < sent < 1.01 * 4 * worker.count
+
+
+def test_a_hub_killed_in_the_middle_of_a_push_gets_the_rest(tmp_path: Path) -> None:
+    with HubProcess(tmp_path / "home") as hub:
+        node = hub.join("us")
+        with Beating(node), relay_to(hub, 1e9) as relay:
+            worker = started(hub, node, relay)
+            worker.train(worker.lease())
+            relay.set_rate(40e6, 40e6)
+            spool = hub.home / "hub" / "spool"
+
+            def kill() -> None:
+                eventually(lambda: [p for p in spool.glob("*/*") if p.stat().st_blocks * 512 > 2 * MIB])
+                hub.kill()
+                relay.set_rate(1e9, 1e9)
+                hub.start()
+
+            killer = threading.Thread(target=kill)
+            killer.start()
+            worker.last_push = push = worker.machine.push(0, worker.theta)
+
+            def deliver() -> m.PushReply | None:
+                try:
+                    return worker.send(push)
+                except UnreachableError:
+                    return None
+
+            assert deliver() is None, "the hub was away"
+            killer.join(60)
+            between = relay.stats().up_by_purpose["updates"]
+            reply = eventually(deliver, within_s=30.0)
+            sent = relay.stats().up_by_purpose["updates"] - between
+            assert reply.status == "accepted"
+            assert sent < 4 * worker.count - MIB, "what had arrived before is not sent again"
+            eventually(lambda: worker.pull(wait_s=1.0))
+
+
+def test_a_joiner_gets_the_snapshot_in_parts_and_checked(tmp_path: Path) -> None:
+    with HubProcess(tmp_path / "home") as hub:
+        node = hub.join("us")
+        with Beating(node), relay_to(hub, 1e9) as relay:
+            worker = started(hub, node, relay)
+            state = worker.try_attach().fragments[0]
+            file = tmp_path / "snapshot"
+            gone = "https://127.0.0.1:1"
+            through(node, relay, "snapshots").download_snapshot(worker.path, file, state, 0, [gone])
+            snapshot = snapshot_from_frame(file.read_bytes(), worker.count)
+            assert snapshot.header.digest == state.digest
+            assert relay.stats().down_by_purpose["snapshots"] > state.snapshot_bytes

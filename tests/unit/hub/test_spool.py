@@ -1,0 +1,122 @@
+"""Uploads on disk: any order, duplicates, wrong chunks, what is abandoned, what an earlier process left."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ciuic.errors import ConflictError, FrameError
+from ciuic.hub.spool import FULL_BODIES, Spool, Upload
+from ciuic.net.chunks import ChunksReply, Manifest, manifest_of
+
+KEY = ("run-1", "us")
+SIZE = 8192
+LIMIT = 1 << 20
+
+
+def small_manifest(body: bytes, fragment: int = 0) -> Manifest:
+    whole = [manifest_of(body[at : at + SIZE], "push", 0).digests for at in range(0, len(body), SIZE)]
+    return Manifest(what="push", fragment=fragment, total_bytes=len(body), chunk_bytes=SIZE, digests=b"".join(whole))
+
+
+def part(body: bytes, manifest: Manifest, index: int) -> bytes:
+    start, stop = manifest.span(index)
+    return body[start:stop]
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), size=st.integers(1, 6 * SIZE + 1))
+def test_chunks_in_any_order_and_often_make_the_body(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, size: int
+) -> None:
+    body = os.urandom(size)
+    manifest = small_manifest(body)
+    spool = Spool(tmp_path_factory.mktemp("spool"))
+    upload = spool.open(KEY, manifest, LIMIT)
+    order = data.draw(st.permutations(list(range(manifest.count)) * 2))
+    left = set(range(manifest.count))
+    for index in order:
+        assert upload.is_whole == (not left)
+        upload.store(index, part(body, manifest, index))
+        left.discard(index)
+        assert {i for start, stop in upload.missing() for i in range(start, stop)} == left
+    assert upload.read() == body
+    spool.close()
+
+
+def test_a_wrong_chunk_is_refused_and_stays_missing(tmp_path: Path) -> None:
+    body = os.urandom(3 * SIZE)
+    manifest = small_manifest(body)
+    upload = Spool(tmp_path).open(KEY, manifest, LIMIT)
+    with pytest.raises(FrameError, match="chunk 1 "):
+        upload.store(1, part(body, manifest, 2))
+    assert upload.missing() == [(0, 3)]
+    upload.end()
+
+
+def test_an_abandoned_upload_expires_with_its_file(tmp_path: Path) -> None:
+    clock = Clock()
+    spool = Spool(tmp_path, clock=clock, idle_s=60.0)
+    upload = spool.open(KEY, small_manifest(os.urandom(SIZE)), LIMIT)
+    clock.now_s += 61
+    assert spool.sweep() == 1, "a request is still at it"
+    spool.leave(upload)
+    assert spool.sweep() == 1
+    clock.now_s += 61
+    assert spool.sweep() == 0
+    assert not upload.path.exists()
+
+
+def test_files_of_an_earlier_process_expire_too(tmp_path: Path) -> None:
+    old = tmp_path / "run-0" / "us.abc"
+    old.parent.mkdir()
+    old.write_bytes(b"x")
+    os.utime(old, (0, 0))
+    Spool(tmp_path, idle_s=60.0).sweep()
+    assert not old.exists()
+
+
+def test_what_an_earlier_process_has_written_is_taken_up_and_damage_is_seen(tmp_path: Path) -> None:
+    body = os.urandom(4 * SIZE)
+    manifest = small_manifest(body)
+    first = Spool(tmp_path)
+    upload = first.open(KEY, manifest, LIMIT)
+    for index in (0, 2, 3):
+        upload.store(index, part(body, manifest, index))
+    first.close()
+    with upload.path.open("r+b") as file:
+        file.seek(3 * SIZE)
+        file.write(b"damage")
+    again = Spool(tmp_path).open(KEY, manifest, LIMIT)
+    assert again.missing() == [(1, 2), (3, 4)]
+    again.end()
+
+
+def test_an_upload_that_was_taken_keeps_its_answer_and_no_file(tmp_path: Path) -> None:
+    spool, manifest = Spool(tmp_path), small_manifest(os.urandom(SIZE))
+    upload = spool.open(KEY, manifest, LIMIT)
+    upload.finish(ChunksReply(done=True))
+    assert spool.open(KEY, manifest, LIMIT).result == ChunksReply(done=True)
+    assert not upload.path.exists()
+
+
+def test_older_uploads_of_a_node_give_way_but_not_those_at_work_or_of_others(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    other = spool.open(("run-1", "eu"), small_manifest(os.urandom(SIZE)), SIZE)
+    idle = spool.open(KEY, small_manifest(os.urandom(SIZE)), SIZE)
+    spool.leave(idle)
+    busy: list[Upload] = [spool.open(KEY, small_manifest(os.urandom(SIZE)), SIZE) for _ in range(FULL_BODIES)]
+    assert not idle.path.exists()
+    with pytest.raises(ConflictError, match="too many"):
+        spool.open(KEY, small_manifest(os.urandom(SIZE)), SIZE)
+    assert all(upload.path.exists() for upload in [other, *busy])
+    spool.close()
