@@ -11,6 +11,7 @@ from ciuic.cli.output import JsonOption, print_line, print_note
 from ciuic.cli.profile import operator_client
 from ciuic.cli.runs import OptionalRun, newest_run, run_path
 from ciuic.errors import UnreachableError
+from ciuic.units import parse_duration_s
 
 if TYPE_CHECKING:
     from ciuic.net.client import HubClient
@@ -52,20 +53,58 @@ def logs(
 
 
 def events(
-    run: Annotated[str, typer.Option(help="Only events of this run.")] = "",
+    run: Annotated[str, typer.Option(help="Only the story of this run, with what happened to the hub meanwhile.")] = "",
+    kind: Annotated[
+        list[str] | None, typer.Option(help="Only this kind, like round.closed, or node for all node.* (repeatable).")
+    ] = None,
+    node: Annotated[str, typer.Option(help="Only what is about this node.")] = "",
+    since: Annotated[str, typer.Option(help="Only what is younger, like 10 min.")] = "",
+    every: Annotated[bool, typer.Option("--all", help="With --run: every round on a line of its own.")] = False,
     after: AfterOption = 0,
     follow: FollowOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the story of the network.
+    """Print the story of the network, or of one run.
 
-    With --json one JSON object per line.
+    A run's story has times since its beginning, and rows of rounds folded into one line. With --json one JSON object
+    per line.
     """
     from ciuic.cli import views
     from ciuic.net.messages import Event
 
-    for raw, event in _lines(operator_client(), "/v1/events", {"run": run, "after": after}, Event, follow=follow):
+    query: dict[str, object] = {"run": run, "node": node, "after": after, "kind": list(kind or [])}
+    if since:
+        query["since"] = int(max(0.0, time.time() - parse_duration_s(since)))
+    if run:
+        query["hub"] = 1
+    client = operator_client()
+    if run and not as_json:
+        _tell_story(client, query, folds=not every, follow=follow)
+        return
+    for raw, event in _lines(client, "/v1/events", query, Event, follow=follow):
         print_line(raw if as_json else views.event_text(event))
+
+
+def _tell_story(client: "HubClient", query: dict[str, object], *, folds: bool, follow: bool) -> None:
+    """What has happened, folded; then with `follow` each event as it comes."""
+    from ciuic.cli.story import story_line, story_lines
+    from ciuic.net.messages import Event
+
+    first: list[float] = []
+
+    def told() -> Iterator["Event"]:
+        for _, event in _lines(client, "/v1/events", query, Event, follow=False):
+            first[:] = first or [event.time]
+            yield event
+
+    for line in story_lines(told(), folds=folds):
+        print_line(line)
+    if not first:
+        print_note("nothing has happened in this run; `ciuic ps` lists the runs")
+    if follow:
+        for _, event in _lines(client, "/v1/events", query, Event, follow=True):
+            first[:] = first or [event.time]
+            print_line(story_line(event.time - first[0], event.kind, event.text))
 
 
 def _lines(
@@ -75,9 +114,9 @@ def _lines(
     from ciuic.net.messages import decode
 
     while True:
-        given = {key: value for key, value in query.items() if value != ""}
+        given = {key: value for key, value in query.items() if value not in ("", [])}
         try:
-            for raw in client.stream_lines(f"{path}?{urlencode({**given, 'follow': int(follow)})}"):
+            for raw in client.stream_lines(f"{path}?{urlencode({**given, 'follow': int(follow)}, doseq=True)}"):
                 record = decode(raw, kind)
                 yield raw.decode(), record
                 query["after"] = record.id

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ciuic.cli import hub_access, keeping
 from ciuic.cli.output import JsonOption, print_facts, print_grid, print_json, print_line, print_note
 from ciuic.cli.profile import ciuic_home, operator_client
 from ciuic.errors import UsageError
@@ -27,6 +28,15 @@ def start(
         typer.Option(help="DNS name or IP address by which nodes reach the hub, for its certificate (repeatable)."),
     ] = None,
     url: Annotated[str, typer.Option(help="URL to write into join tokens, when it is not the first name.")] = "",
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="How much one caller may ask, like connections=2000 (repeatable)."),
+    ] = None,
+    keep_events: Annotated[str, typer.Option(help="How long events are kept; those of open runs stay.")] = "90 d",
+    keep_logs: Annotated[str, typer.Option(help="How long log lines are kept; those of open runs stay.")] = "30 d",
+    keep_ledgers: Annotated[
+        str, typer.Option(help="So long after its end, only the last snapshot of a finished run stays.")
+    ] = "30 d",
     home: Annotated[Path | None, typer.Option(help="Folder for everything the hub keeps [CIUIC_HOME].")] = None,
 ) -> int:
     """Start the hub, in the foreground.
@@ -34,16 +44,29 @@ def start(
     The first start makes the certificate authority and a certificate for you, its operator.
     """
     from ciuic.hub.config import HubConfig
+    from ciuic.hub.limits import LimitSettings
     from ciuic.hub.server import serve
 
-    config = HubConfig(home=ciuic_home(home), host=host, port=port, names=tuple(name or ()), public_url=url)
+    limits = LimitSettings().changed(limit or [])
+    names = tuple(name or ())
+    config = HubConfig(
+        home=ciuic_home(home),
+        host=host,
+        port=port,
+        names=names,
+        public_url=url,
+        keep_events_s=parse_duration_s(keep_events),
+        keep_logs_s=parse_duration_s(keep_logs),
+        keep_ledgers_s=parse_duration_s(keep_ledgers),
+        limits=limits,
+    )
     return serve(config)
 
 
 @app.command("status")
 def status(as_json: JsonOption = False) -> None:
     """Show the hub, its nodes and its runs."""
-    from ciuic.cli import views
+    from ciuic.cli import node_views, views
     from ciuic.net.messages import HubInfo
 
     info = operator_client().call("GET", "/v1/hub", None, HubInfo)
@@ -53,7 +76,7 @@ def status(as_json: JsonOption = False) -> None:
     now = time.time()
     print_facts(views.hub_facts(info, now))
     print_line("")
-    print_grid(views.nodes_grid(info.nodes))
+    print_grid(node_views.nodes_grid(info.nodes, now))
     print_line("")
     print_grid(views.runs_grid(info.runs, now))
 
@@ -130,3 +153,7 @@ def create_token(
             f"  CIUIC_TOKEN=<the token> ciuic node join {parse_token(reply.token).url} --location <a name like us-west>"
         )
     print_line(reply.token)
+
+
+hub_access.register(app, token_app)
+keeping.register_hub(app)

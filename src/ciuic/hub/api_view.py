@@ -19,12 +19,15 @@ from ciuic.hub.events import ANYTHING, EVENTS, Numbered, follow, logs_topic
 from ciuic.hub.metrics import metrics_text
 from ciuic.hub.news import Cost, News, State
 from ciuic.hub.records import Run
+from ciuic.hub.retention import DiskMeter
+from ciuic.hub.store import Wanted
 from ciuic.net.messages import HubInfo, RunInfo
 
 RUNS_SHOWN = 100
 RUNS_IN_STATE = 30
 RUNS_IN_FULL = 2
 EVENTS_IN_STATE = 100
+MOST_KINDS = 20
 STREAM_PERIOD_S = 1.0
 STREAM_ALIVE_S = 5.0
 """A stream that has nothing to say tells so often that it is alive."""
@@ -49,6 +52,7 @@ class StateSource:
         self._desk = desk
         self._hub = desk.hub
         self._facts = facts
+        self._meter = DiskMeter(desk.hub.config.folder)
         self._cost = Cost()
         self._viewers = 0
         self._settled: dict[tuple[str, bool], tuple[Run, RunInfo]] = {}
@@ -64,6 +68,7 @@ class StateSource:
             nodes=hub.node_infos(),
             runs=[self._run_info(run, full=False) for run in hub.runs(runs)],
             disk_free_bytes=shutil.disk_usage(hub.config.folder).free,
+            disk=self._meter.use(),
         )
 
     async def current_state(self) -> bytes:
@@ -180,11 +185,18 @@ class ViewApi:
         return StreamingResponse(lines, media_type=NDJSON, headers=_NO_STORE)
 
     async def events(self, call: Call) -> Response:
-        """NDJSON; with follow=1 for as long as the caller listens."""
-        run_id, is_followed = call.text("run"), bool(call.number("follow", 0))
+        """NDJSON; with follow=1 for as long as the caller listens. kind may come several times."""
+        is_followed = bool(call.number("follow", 0))
+        wanted = Wanted(
+            run_id=call.text("run"),
+            with_hub=bool(call.number("hub", 0)),
+            kinds=tuple(call.request.query_params.getlist("kind")[:MOST_KINDS]),
+            node_id=call.text("node"),
+            since=float(call.number("since", 0)),
+        )
 
         async def fetch(after: int) -> Sequence[Numbered]:
-            return await self._desk.short(self._hub.store.events_after, after, run_id=run_id)
+            return await self._desk.short(self._hub.store.events_after, after, wanted=wanted)
 
         async def is_over() -> bool:
             return not is_followed

@@ -2,12 +2,17 @@
 
 from bisect import insort
 from collections import deque
+from typing import TYPE_CHECKING
 
 from ciuic.hub.placement import Traffic
+from ciuic.ledger.copy import Committed
 from ciuic.ledger.entry import EntryHeader
 from ciuic.ledger.journal import Evaluated
 from ciuic.ledger.samples import SampleLedger
 from ciuic.net.messages import EvaluationPoint, RoundInfo, SampleCounts
+
+if TYPE_CHECKING:
+    from ciuic.hub.rounds import RunLedger
 
 KEEP_ROUNDS = 200
 KEEP_EVALUATIONS = 2000
@@ -71,6 +76,17 @@ def sample_counts(samples: SampleLedger) -> SampleCounts:
         committed=len(samples.committed),
         duplicated=samples.duplicated,
         lost=samples.total - len(samples.committed) - len(samples.free) - samples.held if samples.total else 0,
+    )
+
+
+def committed_samples(ledger: "RunLedger") -> Committed:
+    """Which samples are committed at the present version of fragment 0, and the newest incarnations."""
+    return Committed(
+        version=ledger.fragments[0].version if ledger.fragments else 0,
+        total=ledger.samples.total,
+        ranges=list(ledger.samples.committed),
+        duplicated=ledger.samples.duplicated,
+        incarnations={name: member.incarnation for name, member in ledger.members.items()},
     )
 
 

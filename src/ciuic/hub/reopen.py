@@ -7,8 +7,22 @@ import msgspec
 
 from ciuic.errors import LedgerDamagedError, ProtocolError
 from ciuic.hub.fragment_rounds import FragmentRounds
+from ciuic.hub.leasing import lose
 from ciuic.hub.sharding import drop_folder
-from ciuic.ledger.journal import Attached, Departed, Evaluated, Leased, Placed, Revived, Started, Switched
+from ciuic.ledger.intervals import IntervalSet
+from ciuic.ledger.journal import (
+    Attached,
+    Departed,
+    Evaluated,
+    Leased,
+    Placed,
+    Rebuilt,
+    Recovered,
+    Returned,
+    Revived,
+    Started,
+    Switched,
+)
 from ciuic.ledger.layout import Layout, layout_from_dict
 from ciuic.ledger.samples import SampleLedger
 from ciuic.net import messages as m
@@ -35,6 +49,18 @@ def reopen(ledger: "RunLedger") -> None:
     for fragment in ledger.local_fragments():
         _reopen_fragment(ledger, fragment)
     ledger.samples.find_lost()
+    ledger.sealed = any(member.state == "done" for member in ledger.members.values())
+    _tell_torn(ledger)
+
+
+def _tell_torn(ledger: "RunLedger") -> None:
+    """A crash in the middle of an append leaves half a record: nobody was told of it, and it is cut off."""
+    logs = [("journal", ledger.journal.torn_bytes)]
+    logs += [(f"log of fragment {f.number}", f.store.log.torn_bytes) for f in ledger.local_fragments()]
+    for name, torn_bytes in logs:
+        if torn_bytes:
+            text = f"{torn_bytes:,} bytes of an unfinished record were cut off the {name}; nothing announced was in it"
+            ledger.tell("ledger.torn", text, data={"bytes": torn_bytes, "log": name})
 
 
 def _read_layout(path: Path) -> Layout:
@@ -57,12 +83,24 @@ def _apply(ledger: "RunLedger", record: Any) -> None:
     if isinstance(record, Switched):
         ledger.use(record.settings)
         return
+    if isinstance(record, Rebuilt):
+        ledger.samples.commit(record.committed)
+        ledger.samples.duplicated += record.duplicated
+        return
     member = ledger.member(record.node)
     if isinstance(record, Leased):
         ledger.samples.restore_lease(record.node, record.ranges)
         member.last_request_id = record.request_id
         member.last_lease = m.LeaseReply(status="granted", ranges=list(record.ranges))
         member.unpushed = len(ledger.fragments) > 1
+        return
+    if isinstance(record, Returned):
+        ledger.samples.give_back(record.node, record.ranges)
+        lose(member, record.ranges if record.is_lost else ())
+        return
+    if isinstance(record, Recovered):
+        ledger.samples.restore_lease(record.node, record.ranges)
+        member.lost = IntervalSet()
         return
     ledger.epoch += 1
     if isinstance(record, Attached):
@@ -72,6 +110,7 @@ def _apply(ledger: "RunLedger", record: Any) -> None:
     elif isinstance(record, Departed):
         ledger.samples.leave(record.node, record.returned)
         member.state = record.state
+        lose(member, record.returned)
     elif isinstance(record, Revived):
         member.state = "warming"
 

@@ -5,6 +5,7 @@ Heartbeats are never written. Everything is committed before it is announced in 
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,57 @@ from ciuic.net.messages import Event, LogLine
 
 PRUNE_EVERY = 256
 """Written events or log lines between two looks at the retention cap."""
+
+
+OPEN = "(SELECT run_id FROM runs WHERE state IN ('waiting', 'running', 'stopping'))"
+"""SQL: the runs of which nothing is ever dropped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which events somebody asks for; what is left empty does not matter."""
+
+    run_id: str = ""
+    with_hub: bool = False
+    """Of `run_id`: also what happened to the hub meanwhile; of a run that has ended until its last event."""
+    kinds: tuple[str, ...] = ()
+    """`node.dead`, or `node` for all that begin with `node.`."""
+    node_id: str = ""
+    since: float = 0.0
+    """Seconds since 1970."""
+
+    def where(self) -> tuple[str, list[object]]:
+        """The same in SQL: conditions that follow another one, and their values."""
+        parts: list[str] = []
+        values: list[object] = []
+        if self.run_id and self.with_hub:
+            parts.append(f"(run_id = ? OR (run_id = '' AND {_ABOUT_HUB} AND {_DURING_RUN}))")
+            values += [self.run_id] * 4
+        elif self.run_id:
+            parts.append("run_id = ?")
+            values.append(self.run_id)
+        if self.kinds:
+            parts.append("(" + " OR ".join(["kind = ? OR kind GLOB ?"] * len(self.kinds)) + ")")
+            values += [value for kind in self.kinds for value in (kind, f"{_plain(kind)}.*")]
+        if self.node_id:
+            parts.append("node_id = ?")
+            values.append(self.node_id)
+        if self.since:
+            parts.append("time >= ?")
+            values.append(self.since)
+        return "".join(f" AND {part}" for part in parts), values
+
+
+_ABOUT_HUB = "(kind GLOB 'hub.*' OR kind GLOB 'storage.*')"
+_DURING_RUN = (
+    "id > (SELECT MIN(id) FROM events WHERE run_id = ?)"
+    " AND (id < (SELECT MAX(id) FROM events WHERE run_id = ?)"
+    f" OR ? IN {OPEN})"
+)
+
+
+def _plain(kind: str) -> str:
+    return "".join(letter for letter in kind if letter.isalnum() or letter in "._-")
 
 
 class StoredLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +124,37 @@ class Store:
         rows = self.database.read(f"SELECT run_id FROM runs WHERE last_info IS NULL AND state IN {states}")
         return [row["run_id"] for row in rows]
 
+    def last_number(self) -> int:
+        """No run may have this number or a smaller one again: runs with them were removed, or another hub made them."""
+        rows = self.database.read("SELECT value FROM meta WHERE key = 'last_number'")
+        return int(rows[0]["value"]) if rows else 0
+
+    def go_on_from(self, distance: int) -> None:
+        """Numbers of runs, events and log lines that a lost hub may have given out are not given out again."""
+        with self.database.writing() as db:
+            highest = db.execute("SELECT MAX(number) FROM runs").fetchone()[0] or 0
+            _raise_number(db, highest + distance)
+            for table in ("events", "logs"):
+                top = db.execute(f"SELECT MAX(id) FROM {table}").fetchone()[0] or 0
+                db.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+                db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (table, top + distance))
+
+    def remove_run(self, run: Run, line: Announce, wall_s: float) -> list[Event]:
+        """Forget a run but for its events; its number stays taken."""
+        with self.database.writing() as db:
+            db.execute("DELETE FROM runs WHERE run_id = ?", (run.run_id,))
+            db.execute("DELETE FROM logs WHERE run_id = ?", (run.run_id,))
+            _raise_number(db, run.number)
+            return [put_event(db, line, wall_s)]
+
+    def drop_old(self, *, events_before: float, logs_before: float) -> tuple[int, int]:
+        """Events and log lines older than these moments, but none of an open run; how many of each."""
+        with self.database.writing() as db:
+            old = f"time < ? AND run_id NOT IN {OPEN}"
+            events = db.execute(f"DELETE FROM events WHERE {old}", (events_before,)).rowcount
+            lines = db.execute(f"DELETE FROM logs WHERE {old}", (logs_before,)).rowcount
+        return events, lines
+
     # ---- changes ---------------------------------------------------------------------------------------------------
 
     def commit(
@@ -112,11 +195,11 @@ class Store:
 
     # ---- the story -------------------------------------------------------------------------------------------------
 
-    def events_after(self, after: int, *, run_id: str = "", limit: int = 1000) -> list[Event]:
+    def events_after(self, after: int, *, wanted: Wanted | None = None, limit: int = 1000) -> list[Event]:
         """Events with a larger id, oldest first."""
-        where, values = ("AND run_id = ?", (after, run_id, limit)) if run_id else ("", (after, limit))
-        rows = self.database.read(f"SELECT * FROM events WHERE id > ? {where} ORDER BY id LIMIT ?", values)
-        return [_event(row) for row in rows]
+        where, values = (wanted or Wanted()).where()
+        sql = f"SELECT * FROM events WHERE id > ?{where} ORDER BY id LIMIT ?"
+        return [_event(row) for row in self.database.read(sql, [after, *values, limit])]
 
     def latest_events(self, count: int) -> list[Event]:
         """The last `count` events, oldest first."""
@@ -129,7 +212,8 @@ class Store:
             return
         self._events_since_prune = 0
         with self.database.writing() as db:
-            db.execute("DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (self._events_kept,))
+            oldest_kept = "(SELECT MAX(id) FROM events) - ?"
+            db.execute(f"DELETE FROM events WHERE id <= {oldest_kept} AND run_id NOT IN {OPEN}", (self._events_kept,))
 
     # ---- logs ------------------------------------------------------------------------------------------------------
 
@@ -205,6 +289,13 @@ def put_event(db: sqlite3.Connection, line: Announce, wall_s: float) -> Event:
         node_id=line.node_id,
         text=line.text,
         data=line.data,
+    )
+
+
+def _raise_number(db: sqlite3.Connection, number: int) -> None:
+    db.execute(
+        "INSERT INTO meta VALUES ('last_number', ?) ON CONFLICT (key) DO UPDATE SET value = MAX(value, excluded.value)",
+        (number,),
     )
 
 

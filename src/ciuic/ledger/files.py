@@ -1,11 +1,11 @@
 """Crash-safe files: a file is either the old one or the new one, and an append is either whole or not there."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ciuic.errors import FrameError, LedgerDamagedError, StorageError
-from ciuic.ledger.frame import PREFIX_BYTES, Kind, find_frame, frame_bytes, read_frame
+from ciuic.ledger.frame import PREFIX_BYTES, Buffer, Kind, find_frame, frame_bytes, read_frame
 
 _READ_BYTES = 1 << 30
 """The system reads and writes at most 2 GiB at once."""
@@ -13,10 +13,16 @@ _READ_BYTES = 1 << 30
 
 def write_durable(path: Path, data: bytes) -> None:
     """Replace `path` by `data`: temporary file, fsync, rename, fsync of the folder. Raises StorageError."""
+    write_parts_durable(path, [data])
+
+
+def write_parts_durable(path: Path, parts: Sequence[Buffer]) -> None:
+    """The same with data that lies in several places. Raises StorageError."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -151,6 +157,11 @@ class AppendLog:
 
     def append(self, frame: bytes) -> None:
         """Durable when it returns. Raises StorageError, and then the log is as it was."""
+        self.append_all([frame])
+
+    def append_all(self, frames: list[bytes]) -> None:
+        """Several frames at once, durable when it returns. Raises StorageError, and then the log is as it was."""
+        frame = frames[0] if len(frames) == 1 else b"".join(frames)
         try:
             written = 0
             while written < len(frame):
@@ -159,8 +170,25 @@ class AppendLog:
         except OSError as error:
             os.ftruncate(self._file.fileno(), self._end)
             raise storage_error(f"cannot append to {self.path}", error) from error
-        self.frames.append((self._end, len(frame)))
-        self._end += len(frame)
+        for one in frames:
+            self.frames.append((self._end, len(one)))
+            self._end += len(one)
 
     def close(self) -> None:
         self._file.close()
+
+
+def count_frames(path: Path, kind: Kind) -> int:
+    """Whole frames of a log that another process may be appending to; only their headers are read."""
+    count = offset = 0
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            while offset + PREFIX_BYTES <= size:
+                offset += frame_bytes(os.pread(file.fileno(), PREFIX_BYTES, offset), kind)
+                count += offset <= size
+    except OSError as error:
+        raise storage_error(f"cannot read {path}", error) from error
+    except FrameError:
+        return count  # the torn end of an append
+    return count

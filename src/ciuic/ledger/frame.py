@@ -6,7 +6,7 @@ Little-endian. Sizes are checked before anything is allocated; a flipped bit or 
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,13 +35,19 @@ class Frame:
 
 def build_frame(kind: Kind, header: bytes, payload: Buffer = b"") -> bytes:
     """One frame as bytes."""
+    return b"".join(frame_parts(kind, header, [payload]))
+
+
+def frame_parts(kind: Kind, header: bytes, payload: Sequence[Buffer]) -> list[Buffer]:
+    """One frame as the pieces it consists of, so that a large payload need not be copied to be written."""
     if len(header) > MAX_HEADER_BYTES:
         raise FrameError(f"the header of this {kind} has {len(header)} bytes, over the limit of {MAX_HEADER_BYTES}")
-    prefix = _PREFIX.pack(_MAGIC, _FORMAT, _KINDS[kind], len(header), len(payload))
+    payload_bytes = sum(memoryview(part).nbytes for part in payload)
+    parts: list[Buffer] = [_PREFIX.pack(_MAGIC, _FORMAT, _KINDS[kind], len(header), payload_bytes), header, *payload]
     checksum = xxhash.xxh3_64()
-    for part in (prefix, header, payload):
+    for part in parts:
         checksum.update(part)
-    return b"".join((prefix, header, payload, checksum.intdigest().to_bytes(8, "little")))
+    return [*parts, checksum.intdigest().to_bytes(8, "little")]
 
 
 def frame_bytes(prefix: Buffer, kind: Kind) -> int:

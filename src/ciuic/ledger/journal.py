@@ -32,6 +32,22 @@ class Leased(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     ranges: tuple[Range, ...]
 
 
+class Returned(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Leases of a worker that is still in the run went back unstarted."""
+
+    node: str
+    ranges: tuple[Range, ...]
+    is_lost: bool = False
+    """It did not give them: it has been silent, and others had nothing to train."""
+
+
+class Recovered(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A worker that was thought lost speaks again: what nobody else has taken meanwhile is its lease again."""
+
+    node: str
+    ranges: tuple[Range, ...]
+
+
 class Departed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """A node left or is gone; its leases went back."""
 
@@ -76,7 +92,18 @@ class Placed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     generation: int
 
 
-Record = Attached | Leased | Departed | Revived | Evaluated | Started | Switched | Placed
+class Rebuilt(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The ledger was rebuilt from a node's copy: what was committed before its first entry."""
+
+    committed: tuple[Range, ...]
+    duplicated: int = 0
+    node: str = ""
+    """Whose copy."""
+
+
+Record = (
+    Attached | Leased | Returned | Recovered | Departed | Revived | Evaluated | Started | Switched | Placed | Rebuilt
+)
 
 
 class Journal:
@@ -84,6 +111,11 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._log = AppendLog(path, "record")
+
+    @property
+    def torn_bytes(self) -> int:
+        """How many bytes of an unfinished record were cut off when it was opened."""
+        return self._log.torn_bytes
 
     def append(self, record: Record) -> None:
         """Durable when it returns."""

@@ -16,7 +16,7 @@ class Rebuilt:
     inbox: list[Push]
     """Accepted pushes that no entry has merged or rejected."""
     merged: list[EntryHeader]
-    """Of all entries, version 1 first."""
+    """Of all entries in the log, oldest first."""
     snapshot_version: int
 
 
@@ -27,9 +27,10 @@ def rebuild(aggregator: Aggregator, store: FragmentStore, run: str) -> Rebuilt:
     """
     snapshot = _newest_good(aggregator, store)
     aggregator.restore(snapshot)
-    headers = [store.entry(version).header for version in range(1, store.version + 1)]
-    _check_chain(headers, snapshot)
-    for header in headers[snapshot.header.version :]:
+    origin = store.origin
+    headers = [store.entry(version).header for version in range(origin + 1, store.version + 1)]
+    _check_chain(headers, snapshot, origin)
+    for header in headers[snapshot.header.version - origin :]:
         entry = store.entry(header.version)
         pushes = [store.load_push((c.node, c.incarnation, c.sequence)) for c in header.contributors]
         facts = Facts(
@@ -38,8 +39,10 @@ def rebuild(aggregator: Aggregator, store: FragmentStore, run: str) -> Rebuilt:
             samples_committed=header.samples_committed,
             time=header.time,
             why=header.why,
+            stretch=header.stretch,
             codec=header.codec,
             weights={(c.node, c.incarnation, c.sequence): c.weight for c in header.contributors},
+            marks={(c.node, c.incarnation, c.sequence): (c.norm, c.clip) for c in header.contributors},
             step=header.step,
             payload=entry.payload,
         )
@@ -58,7 +61,7 @@ def rebuild(aggregator: Aggregator, store: FragmentStore, run: str) -> Rebuilt:
         aggregator.commit(candidate)
     settled = {key for header in headers for key in settled_keys(header)}
     inbox = [store.load_push(key) for key in store.push_keys() if key not in settled]
-    for header in headers[: store.snapshot_versions()[0]]:
+    for header in headers[: max(0, store.snapshot_versions()[0] - origin)]:
         store.drop_pushes(settled_keys(header))  # what a crash left behind
     return Rebuilt(inbox=inbox, merged=headers, snapshot_version=snapshot.header.version)
 
@@ -72,7 +75,7 @@ def _newest_good(aggregator: Aggregator, store: FragmentStore) -> Snapshot:
             problems.append(f"{version}: {error.message}")
             continue
         header = snapshot.header
-        if header.version > store.version or header.layout_digest != aggregator.layout.digest:
+        if not store.origin <= header.version <= store.version or header.layout_digest != aggregator.layout.digest:
             problems.append(f"{version}: it belongs to another log")
         elif base_digest(snapshot.vectors["base"], header.counters) != header.digest:
             problems.append(f"{version}: its base has another digest")
@@ -85,10 +88,12 @@ def _newest_good(aggregator: Aggregator, store: FragmentStore) -> Snapshot:
     )
 
 
-def _check_chain(headers: list[EntryHeader], snapshot: Snapshot) -> None:
+def _check_chain(headers: list[EntryHeader], snapshot: Snapshot, origin: int) -> None:
+    if headers and headers[0].version != origin + 1:
+        raise LedgerDamagedError(f"the log begins with entry {headers[0].version} instead of {origin + 1}")
     for before, after in itertools.pairwise(headers):
         if after.previous_digest != before.digest or after.version != before.version + 1:
             raise LedgerDamagedError(f"entry {after.version} does not follow entry {before.version}")
     version = snapshot.header.version
-    if version and headers[version - 1].digest != snapshot.header.digest:
+    if version > origin and headers[version - origin - 1].digest != snapshot.header.digest:
         raise LedgerDamagedError(f"the snapshot of version {version} does not fit the log")

@@ -1,6 +1,7 @@
 """The files of one fragment on the hub: entry log, snapshots and the accepted pushes no snapshot covers yet.
 
 log.bin                     entries, version 1 first; the only truth
+origin.json                 only where the ledger does not begin at version 0: the version before the log's first entry
 snapshots/0000000012.base   the base at version 12, as nodes download it; .hub: residual and momentum (two are kept)
 pushes/<node>.<inc>.<seq>   accepted pushes, kept until a snapshot covers the entry they are in
 """
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from ciuic.errors import FrameError, LedgerDamagedError
+from ciuic.errors import ConflictError, FrameError, LedgerDamagedError
 from ciuic.ledger.entry import (
     Entry,
     EntryHeader,
@@ -27,6 +28,7 @@ Key = tuple[str, int, int]
 FOR_NODES: tuple[Part, ...] = ("base", "first", "second")
 """What a node needs of a snapshot: the base and, in `gradient` mode, the moments of its step."""
 KEEP_SNAPSHOTS = 2
+ORIGIN = "origin.json"
 
 
 class FragmentStore:
@@ -40,23 +42,38 @@ class FragmentStore:
         except OSError as error:
             raise storage_error(f"cannot create {folder}", error) from error
         self._drop_leftovers()
+        self.origin = _read_origin(folder / ORIGIN)
+        """The version before the first entry of the log: 0, or that of the copy it was rebuilt from."""
         self.log = AppendLog(folder / "log.bin", "entry")
         self.entry_bytes_total = sum(length for _, length in self.log.frames)
 
-    # ---- entries: log index 0 is version 1
+    # ---- entries: log index 0 is the version after `origin`
 
     @property
     def version(self) -> int:
-        return len(self.log)
+        return self.origin + len(self.log)
 
     def entry(self, version: int) -> Entry:
-        return entry_from_frame(self.log.read(version - 1))
+        return entry_from_frame(self.log.read(version - 1 - self.origin))
+
+    def entry_bytes(self, version: int) -> int:
+        """Size of the frame of one entry."""
+        return self.log.frames[version - 1 - self.origin][1]
 
     def entries_after(self, version: int, max_bytes: int) -> list[bytes]:
-        """Frames of the versions after `version`: at least one if there is one, then up to `max_bytes`."""
+        """Frames of the versions after `version`: at least one if there is one, then up to `max_bytes`.
+
+        Raises ConflictError when they are older than the log.
+        """
+        if version < self.origin:
+            raise ConflictError(
+                f"the hub has no entries before version {self.origin}, and version {version} needs them",
+                cause="its ledger was rebuilt from a node's copy",
+                next="the worker loads a snapshot again",
+            )
         frames: list[bytes] = []
         total = 0
-        for index in range(version, len(self.log)):
+        for index in range(version - self.origin, len(self.log)):
             length = self.log.frames[index][1]
             if frames and total + length > max_bytes:
                 break
@@ -73,7 +90,7 @@ class FragmentStore:
 
     def bytes_since(self, version: int) -> int:
         """Bytes of the entries after `version`."""
-        return sum(length for _, length in self.log.frames[version:])
+        return sum(length for _, length in self.log.frames[max(0, version - self.origin) :])
 
     # ---- pushes
 
@@ -142,7 +159,7 @@ class FragmentStore:
             raise storage_error(f"cannot tidy {self.folder}", error) from error
 
     def _drop_pushes_before(self, version: int) -> None:
-        for covered in range(version, 0, -1):
+        for covered in range(version, self.origin, -1):
             keys = settled_keys(self.entry(covered).header)
             if covered < version and not any(self.push_path(key).exists() for key in keys):
                 return
@@ -170,6 +187,23 @@ class FragmentStore:
 
     def close(self) -> None:
         self.log.close()
+
+
+def write_origin(folder: Path, version: int) -> None:
+    """Let the ledger of a new folder begin at a version, of which a snapshot is there. Raises StorageError."""
+    write_durable(folder / ORIGIN, msgspec.json.encode({"version": version}))
+
+
+def _read_origin(path: Path) -> int:
+    if not path.exists():
+        return 0
+    try:
+        version = msgspec.json.decode(path.read_bytes(), type=dict[str, int])["version"]
+    except (OSError, KeyError, msgspec.DecodeError) as error:
+        raise LedgerDamagedError(f"{path} cannot be read", cause=str(error), next="restore it from a backup") from error
+    if version < 0:
+        raise LedgerDamagedError(f"{path} names version {version}")
+    return version
 
 
 def settled_keys(header: EntryHeader) -> list[Key]:
