@@ -3,7 +3,7 @@
 import json
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,11 @@ def prepare_folder(folder: Path, names: Iterable[str]) -> HubFiles:
     is_new = not (folder / "authority.pem").exists() and not (folder / "authority.key").exists()
     authority = Authority.create(folder) if is_new else Authority.load(folder)
     folder.chmod(0o700)
+    return issue_server(folder, authority, names)
+
+
+def issue_server(folder: Path, authority: Authority, names: Iterable[str]) -> HubFiles:
+    """A fresh server certificate for these names, in the hub's folder. Raises StorageError."""
     cert_pem, key_pem = authority.issue_server(list(names))
     files = HubFiles(authority=authority, cert=folder / "hub.pem", key=folder / "hub.key")
     write_private_file(files.key, key_pem)
@@ -47,19 +52,22 @@ def prepare_folder(folder: Path, names: Iterable[str]) -> HubFiles:
     return files
 
 
-def prepare_operator(folder: Path, authority: Authority, url: str, *, name: str) -> None:
+def prepare_operator(
+    folder: Path, authority: Authority, url: str, *, name: str, is_accepted: Callable[[str], bool] = lambda serial: True
+) -> bytes:
     """Give the local operator a certificate when there is no good one, and the hub's present address.
 
-    Raises StorageError.
+    `is_accepted(serial)`: it was not revoked. Returns the certificate (PEM). Raises StorageError.
     """
     cert, key = folder / "operator.pem", folder / "operator.key"
-    if not _is_good(cert, key, authority):
+    if not (_is_good(cert, key, authority) and is_accepted(serial_of(cert.read_bytes()))):
         cert_pem, key_pem = authority.issue_client(None, common_name=name, role="operator")
         write_private_file(key, key_pem)
         write_private_file(cert, cert_pem)
     write_private_file(folder / "authority.pem", authority.certificate_pem)
     profile = {"url": url, "authority": "authority.pem", "cert": cert.name, "key": key.name}
     write_private_file(folder / "profile.json", (json.dumps(profile, indent=2) + "\n").encode())
+    return cert.read_bytes()
 
 
 def _is_good(cert: Path, key: Path, authority: Authority) -> bool:
@@ -79,14 +87,17 @@ def serial_of(certificate_pem: str | bytes) -> str:
     return identity_from_der(ssl.PEM_cert_to_DER_cert(text)).serial
 
 
-def check_node(identity: Identity, node: Node | None) -> None:
-    """A node's certificate must be the one the hub has on record for it. Raises CertificateError."""
+def check_node(identity: Identity, node: Node | None, *, is_recorded: bool) -> None:
+    """A node's certificate must be one the hub has on record for it. Raises CertificateError.
+
+    `is_recorded`: the hub's book of certificates knows it, and says by itself whether it still holds.
+    """
     cause = ""
     if node is None:
         cause = "it is not in this hub's records"
     elif node.presence == "evicted":
         cause = "it was evicted"
-    elif node.serial != identity.serial:
+    elif not is_recorded and node.serial != identity.serial:
         cause = "its certificate is not the one this hub issued to it last"
     if cause:
         raise CertificateError(

@@ -5,6 +5,8 @@ in any case), then the handler; any CiuicError becomes {"error": {...}} with its
 """
 
 import asyncio
+import math
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,15 +30,18 @@ from ciuic.errors import (
     FrameError,
     MovedError,
     NotFoundError,
+    OverloadedError,
     ProtocolError,
     StorageError,
     SupersededError,
     UsageError,
     error_to_dict,
 )
-from ciuic.hub.auth import check_node, check_role
+from ciuic.hub.auth import check_node, check_role, no_certificate
 from ciuic.hub.core import Hub
-from ciuic.hub.protocol import identity_of
+from ciuic.hub.limits import Limits
+from ciuic.hub.protocol import address_of, identity_of
+from ciuic.hub.recorded import Asked, action_of, audit_row
 from ciuic.net.messages import Role
 from ciuic.net.tls import Identity
 from ciuic.units import format_bytes
@@ -49,6 +54,8 @@ MIB = 1024 * KIB
 JSON_LIMIT_BYTES = MIB
 NO_PROGRESS_S = 30.0
 """A body that stops arriving for so long is given up."""
+LEAST_BYTES_PER_S = 128
+"""A body that takes longer than `NO_PROGRESS_S` must be at least so fast on average (the slowest link is 35 kbit/s)."""
 
 _STATUS: list[tuple[type[CiuicError], int]] = [
     (CertificateError, 401),
@@ -57,6 +64,7 @@ _STATUS: list[tuple[type[CiuicError], int]] = [
     (SupersededError, 409),
     (ConflictError, 409),
     (MovedError, 421),
+    (OverloadedError, 429),
     (ProtocolError, 400),
     (UsageError, 400),
     (StorageError, 507),
@@ -85,6 +93,13 @@ class Call:
         """Who calls (the node id of a node)."""
         return self.caller.name if self.caller is not None else ""
 
+    @property
+    def known(self) -> Identity:
+        """Who calls, where only callers with a certificate come. Raises CertificateError."""
+        if self.caller is None:
+            raise no_certificate()
+        return self.caller
+
     async def read(self, limit_bytes: int) -> bytes:
         """The whole body. Raises TooLarge before or while reading, ProtocolError when it stops arriving."""
         pieces: list[bytes] = []
@@ -95,7 +110,7 @@ class Call:
     async def receive(self, limit_bytes: int, sink: Callable[[bytes], object]) -> int:
         """Hand the body to `sink` piece by piece; returns its size. Raises as `read`."""
         _check_length(self.request, limit_bytes)
-        total = 0
+        total, began_s = 0, time.monotonic()
         stream = self.request.stream()
         while True:
             try:
@@ -109,6 +124,8 @@ class Call:
             total += len(piece)
             if total > limit_bytes:
                 raise _too_large(total, limit_bytes)
+            if total < LEAST_BYTES_PER_S * (time.monotonic() - began_s - NO_PROGRESS_S):
+                raise ProtocolError(f"the body comes too slowly: {total} bytes so far", next="check the network")
             if piece:
                 sink(piece)
 
@@ -173,21 +190,24 @@ class Front:
         limit_bytes: int = JSON_LIMIT_BYTES,
     ) -> Route:
         """An endpoint. Its body is read before `handler` is called, unless `limit_bytes` is 0. `roles` None: all."""
+        action = action_of(method, path, roles)
 
         async def endpoint(request: Request) -> Response:
-            response = await self._answer(request, handler, roles, limit_bytes)
+            call = Call(request=request, caller=None)
+            response = await self._answer(call, handler, roles, limit_bytes)
             self.answered[path, response.status_code] += 1
+            if response.status_code in REFUSALS:
+                self.turned_away(request.scope, response.status_code)
+            elif action:
+                await self.took_place(action, call, response)
             return response
 
         return Route(path, endpoint, methods=[method])
 
-    async def _answer(
-        self, request: Request, handler: Handler, roles: frozenset[Role] | None, limit_bytes: int
-    ) -> Response:
-        call = Call(request=request, caller=None)
+    async def _answer(self, call: Call, handler: Handler, roles: frozenset[Role] | None, limit_bytes: int) -> Response:
         try:
             if roles is not None:
-                call.caller = self._caller(request.scope, roles)
+                call.caller = await self._caller(call.request.scope, roles)
             if limit_bytes:
                 await call.read(limit_bytes)
             return await handler(call)
@@ -198,18 +218,24 @@ class Front:
         except ClientDisconnect:
             return Response(status_code=400)  # nobody is there to read it
         except Exception:  # noqa: BLE001 - the caller gets an answer, the log the story
-            _log.exception("request crashed", path=request.url.path)
+            _log.exception("request crashed", path=call.request.url.path)
             error = CiuicError("the hub made an error", cause="see its log", next="please report it")
             return error_response(error, 500)
 
-    def _caller(self, scope: Scope, roles: frozenset[Role]) -> Identity:
+    async def _caller(self, scope: Scope, roles: frozenset[Role]) -> Identity:
         identity = identity_of(scope)
-        self.check_caller(identity)
+        await self.check_caller(identity)
         check_role(identity, roles)
         return identity
 
-    def check_caller(self, identity: Identity) -> None:
+    async def check_caller(self, identity: Identity) -> None:
         """Whether somebody with a certificate of the authority may still speak. Raises CertificateError."""
+
+    async def took_place(self, action: str, call: Call, response: Response) -> None:
+        """Something that goes into the audit log was asked for, and was not refused for who asked."""
+
+    def turned_away(self, scope: Scope, status: int) -> None:
+        """A request was refused for who asked, or for how much was asked."""
 
 
 @dataclass(kw_only=True)
@@ -218,9 +244,33 @@ class Desk(Front):
 
     hub: Hub
 
-    def check_caller(self, identity: Identity) -> None:
+    async def check_caller(self, identity: Identity) -> None:
+        keeper = self.hub.gatekeeper
         if identity.role == "node":
-            check_node(identity, self.hub.node(identity.name))
+            check_node(identity, self.hub.node(identity.name), is_recorded=keeper.knows(identity))
+        if keeper.check(identity) != "good":
+            await self.short(keeper.meet, identity)
+
+    async def took_place(self, action: str, call: Call, response: Response) -> None:
+        asked = Asked(
+            action=action,
+            caller=call.caller,
+            address=address_of(call.request.scope),
+            target="/".join(str(value) for value in call.request.path_params.values()),
+            wish=call.body,
+        )
+        row = audit_row(asked, response.status_code, bytes(getattr(response, "body", b"")))
+        try:
+            await self.short(self.hub.gatekeeper.trail.record, row)
+        except StorageError as error:  # it has been done: the caller is told so, the log says what is missing
+            _log.error("the audit log cannot be written", action=row.action, who=row.who, error=str(error))
+
+    def turned_away(self, scope: Scope, status: int) -> None:
+        self.hub.gatekeeper.trail.refused(address_of(scope), status)
+
+
+REFUSALS = frozenset({401, 403, 413, 429})
+"""Counted, not listed, in the audit log."""
 
 
 # ---- bodies --------------------------------------------------------------------------------------------------------
@@ -271,20 +321,38 @@ def not_found(request: Request, error: Exception) -> Response:
 
 
 class Gate:
-    """Outermost: without a certificate of the authority there is nothing here, not even a 404."""
+    """Outermost: without a certificate of the authority there is nothing here, not even a 404; with one, not too much.
 
-    def __init__(self, app: ASGIApp, public: frozenset[str], answered: Counter[tuple[str, int]]) -> None:
-        self._app = app
-        self._public = public
-        self._answered = answered
+    Nothing of the body is read and nothing is kept for who is turned away here.
+    """
+
+    def __init__(self, app: ASGIApp, public: frozenset[str], front: Front, limits: Limits) -> None:
+        self._app, self._public, self._front, self._limits = app, public, front, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._public:
-            try:
-                identity_of(scope)
-            except CiuicError as error:
-                response = error_response(error)
-                self._answered["(nobody)", response.status_code] += 1
-                await response(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        response = self._refusal(scope) if scope["type"] == "http" else None
+        if response is None:
+            await self._app(scope, receive, send)
+            return
+        self._front.answered["(nobody)", response.status_code] += 1
+        self._front.turned_away(scope, response.status_code)
+        await response(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        name, refused = "", None
+        try:
+            identity = identity_of(scope)
+            name = f"{identity.role}/{identity.name}"
+        except CertificateError as error:
+            refused = error if scope["path"] not in self._public else None
+        wait_s = self._limits.ask(address_of(scope), name, asyncio.get_running_loop().time())
+        if wait_s > 0:
+            error = OverloadedError(
+                f"{name.partition('/')[2] or 'this address'} asks too often",
+                cause="it has used up what one caller may ask for",
+                next=f"wait {wait_s:.1f} s, or have the hub started with another --limit",
+            )
+            response = error_response(error)
+            response.headers["retry-after"] = str(math.ceil(wait_s))
+            return response
+        return None if refused is None else error_response(refused)

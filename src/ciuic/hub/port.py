@@ -3,25 +3,31 @@
 import asyncio
 import contextlib
 import fcntl
+import resource
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO, cast
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
 from ciuic.errors import ConflictError, UsageError
+from ciuic.hub.door import Door
 from ciuic.hub.events import Board
+from ciuic.hub.limits import Limits
 from ciuic.hub.protocol import PeerProtocol
-from ciuic.net.tls import server_context
+from ciuic.net.tls import Identity, server_context
 
 KEEP_ALIVE_S = 130
 """Longer than any pause of a node: a connection that is cut costs a TLS handshake over a long link."""
-MOST_CONNECTIONS = 1000
 LAST_ANSWERS_S = 1.0
+MOST_FILES = 65_536
+BEFORE_CUT_S = 1.0
+"""A caller whose certificate was revoked still gets the answer that says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +40,12 @@ class ServerFiles:
 
 
 class PortServer(uvicorn.Server):
-    """uvicorn without its own signal handling (it would end the process by the signal), releasing held answers."""
+    """uvicorn behind a `Door`, without its own signal handling (it would end the process by the signal).
 
-    def __init__(self, app: ASGIApp, board: Board, files: ServerFiles) -> None:
+    Held answers are released in the end.
+    """
+
+    def __init__(self, app: ASGIApp, board: Board, files: ServerFiles, limits: Limits | None = None) -> None:
         config = uvicorn.Config(
             app,
             http=PeerProtocol,
@@ -48,18 +57,40 @@ class PortServer(uvicorn.Server):
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,
-            limit_concurrency=MOST_CONNECTIONS,
         )
         config.load()
-        config.ssl = server_context(files.cert, files.key, files.authority_pem)
+        self._context = server_context(files.cert, files.key, files.authority_pem)
         super().__init__(config)
-        self._board = board
+        self._board, self._limits = board, limits or Limits()
+        self._doors: list[Door] = []
         self.when_started: Callable[[], Awaitable[None]] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Accept connections from `sockets`."""
+        await self.lifespan.startup()
+        self.servers = []
+        allow_many_files()
+        self._doors = [Door(one, self._context, self._speaker, self._limits) for one in sockets or []]
+        for door in self._doors:
+            door.open()
+        self.started = True
         if self.when_started is not None:
             await self.when_started()
+
+    def _speaker(self, address: str) -> PeerProtocol:
+        protocol = PeerProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        protocol.limits, protocol.address = self._limits, address
+        return protocol
+
+    def use_certificate(self, cert: Path, key: Path) -> None:
+        """New handshakes see this certificate; open connections go on. In the loop's thread. Raises OSError."""
+        self._context.load_cert_chain(cert, key)
+
+    def cut(self, is_refused: Callable[[Identity], bool]) -> None:
+        """End the open connections of these callers, once they had time to read why. In the loop's thread."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, PeerProtocol) and connection.peer.key and is_refused(connection.peer.identity()):
+                connection.loop.call_later(BEFORE_CUT_S, connection.transport.abort)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -67,8 +98,8 @@ class PortServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let held answers go out, then cut whatever is still connected: nodes come back by themselves."""
-        for server in self.servers:
-            server.close()
+        for door in self._doors:
+            door.close()
         self._board.close()
         connections = self.server_state.connections
         for connection in list(connections):
@@ -79,7 +110,32 @@ class PortServer(uvicorn.Server):
             await asyncio.sleep(LAST_ANSWERS_S / 100)
         for connection in list(connections):
             connection.transport.abort()
+        for door in self._doors:
+            await door.wait_closed()
         await super().shutdown(sockets)
+
+
+def allow_many_files() -> None:
+    """Each connection is one: `MOST_FILES`, or as many as the system lets this process have."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(MOST_FILES, most)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+class _PatientError:
+    """Standard error, which may lead to a file on the same full disk: a line that cannot be written is lost, and
+    whoever wanted to say it goes on.
+    """
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
 
 def prepare_log() -> None:
@@ -92,7 +148,7 @@ def prepare_log() -> None:
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(30),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _PatientError())),
     )
 
 

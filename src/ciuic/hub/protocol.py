@@ -10,7 +10,10 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ciuic.errors import CertificateError
 from ciuic.hub.auth import no_certificate
+from ciuic.hub.courtesy import SOCKET
+from ciuic.hub.limits import Limits
 from ciuic.net.tls import Identity, identity_from_der
 
 PEER = "ciuic.peer"
@@ -19,6 +22,10 @@ REQUEST_S = 20.0
 MAX_HEAD_BYTES = 64 * 1024
 MAX_UNWANTED_BYTES = 64 * 1024 * 1024
 """A refused body is still read so far: callers look at the answer only when they have sent it all."""
+STRANGERS_UNWANTED_BYTES = 1024 * 1024
+"""The same of a caller without a certificate."""
+STRANGERS_KEEP_ALIVE_S = 15.0
+"""How long a connection without a certificate may be idle after an answer."""
 
 
 class Peer:
@@ -32,6 +39,15 @@ class Peer:
     def is_anonymous(self) -> bool:
         """It showed no certificate."""
         return self._der is None
+
+    @property
+    def key(self) -> str:
+        """By what its requests and connections are counted; empty: by its address only."""
+        try:
+            identity = self.identity()
+        except CertificateError:
+            return ""
+        return f"{identity.role}/{identity.name}"
 
     def identity(self) -> Identity:
         """Who it is. Raises CertificateError."""
@@ -50,10 +66,23 @@ def identity_of(scope: MutableMapping[str, Any]) -> Identity:
     return peer.identity()
 
 
+def address_of(scope: MutableMapping[str, Any]) -> str:
+    """From where this request came."""
+    client = scope.get("client")
+    return str(client[0]) if client else "unknown"
+
+
 class PeerProtocol(HttpToolsProtocol):
     """One connection."""
 
+    limits: Limits | None = None
+    """Where it is counted, under its address and name."""
+    address = "unknown"
+    has_met = False
+    """Its handshake is done."""
     _peer = Peer(None)
+    _key = ""
+    _is_counted = False
     _patience: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _in_head = True
@@ -61,12 +90,29 @@ class PeerProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.has_met = True
         ssl_object = transport.get_extra_info("ssl_object")
         self._peer = Peer(ssl_object.getpeercert(binary_form=True) if ssl_object is not None else None)
+        self._key = self._peer.key
+        if not self._key:
+            self.timeout_keep_alive = STRANGERS_KEEP_ALIVE_S
+        if self.limits is not None:
+            if self.limits.settle(self.address, self._key, self.loop.time()):
+                transport.abort()
+                return
+            self._is_counted = True
         self._expect_head()
+
+    @property
+    def peer(self) -> Peer:
+        """The other end."""
+        return self._peer
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_patience()
+        if self._is_counted and self.limits is not None:
+            self._is_counted = False
+            self.limits.leave(self.address, self._key)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -78,13 +124,14 @@ class PeerProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         cast("dict[str, Any]", self.scope)[PEER] = self._peer
+        cast("dict[str, Any]", self.scope)[SOCKET] = self.transport.get_extra_info("socket")
         self._expect_head()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_bytes = 0
         self._forget_patience()
-        if self._peer.is_anonymous:  # its body, too, must come within that time, however steadily it dribbles
+        if not self._key:  # its body, too, must come within that time, however steadily it dribbles
             self._patience = self.loop.call_later(REQUEST_S, self.transport.abort)
         super().on_headers_complete()
 
@@ -96,7 +143,7 @@ class PeerProtocol(HttpToolsProtocol):
         """What comes after the answer was given is dropped (by uvicorn), but not for ever."""
         if self.cycle.response_complete:
             self._unwanted_bytes += len(body)
-            if self._unwanted_bytes > MAX_UNWANTED_BYTES:
+            if self._unwanted_bytes > (MAX_UNWANTED_BYTES if self._key else STRANGERS_UNWANTED_BYTES):
                 self.transport.abort()
         super().on_body(body)
 

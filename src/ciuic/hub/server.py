@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 from urllib.parse import urlsplit
 
@@ -21,6 +22,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from ciuic import __version__
+from ciuic.hub.api_access import AccessApi
+from ciuic.hub.api_keeping import KeepingApi
 from ciuic.hub.api_node import PUBLIC, NodeApi
 from ciuic.hub.api_operator import OperatorApi
 from ciuic.hub.api_run import RunApi
@@ -31,13 +34,17 @@ from ciuic.hub.auth import HubFiles, prepare_folder, prepare_operator
 from ciuic.hub.config import HubConfig
 from ciuic.hub.core import Hub
 from ciuic.hub.endpoints import Desk, Gate, not_found
-from ciuic.hub.events import run_topic
+from ciuic.hub.events import SHARDS, run_topic
+from ciuic.hub.keeping import Keeping
+from ciuic.hub.limits import Limits
 from ciuic.hub.page.routes import page_routes
 from ciuic.hub.port import PortServer, ServerFiles, listening, locked, prepare_log
 from ciuic.hub.records import Announce
+from ciuic.hub.rotation import Rotation
 from ciuic.hub.rounds import RunLedger
 from ciuic.hub.runs import OpenLedger
 from ciuic.hub.store import Store
+from ciuic.net.route import advertised_host, own_addresses
 from ciuic.net.tls import write_private_file
 
 TICK_S = 0.25
@@ -65,20 +72,22 @@ def serve(
         files = prepare_folder(config.folder, _names(config))
         local = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host  # noqa: S104 - compared, not bound
         local_url = f"https://{_bracketed(local)}:{port}"
-        prepare_operator(config.home / "operator", files.authority, local_url, name=_operator_name())
         store = Store(config.folder / "ciuic.db", events_kept=config.events_kept, log_lines_kept=config.log_lines_kept)
         hub = Hub(config, store, files.authority, open_ledger)
+        _settle_operator(hub, local_url)
         hub.open_ledgers()
         server = HubServer(hub, HubFacts(url=url, version=__version__), files, page)
         write_private_file(config.folder / "address", f"{local_url}\n".encode())
 
         def tell_ready() -> None:
-            hub.say(Announce(kind="hub.started", text=f"the hub started at {url} (start {hub.boot_id.split('-')[0]})"))
+            hub.say(hub.first_words(url))
             line = f"hub ready at {url}  authority {files.authority.fingerprint[:16]}\n"
             (out or sys.stdout).write(line)
             (out or sys.stdout).flush()
 
+        server.keeping.start()
         asyncio.run(server.run(listener, tell_ready))
+        server.keeping.stop()
         hub.say(Announce(kind="hub.stopped", text="the hub was stopped"))
         hub.stop()
     return 0
@@ -90,34 +99,51 @@ class HubServer:
     def __init__(self, hub: Hub, facts: HubFacts, files: HubFiles, page: PageRoutes | None) -> None:
         self.hub = hub
         self.desk = Desk(hub=hub)
+        self.keeping = Keeping(hub)
+        self.rotation = Rotation(files, _names(hub.config), self._use_certificate)
+        self._loop: asyncio.AbstractEventLoop | None = None
         source = StateSource(self.desk, facts)
-        routes = [
+        self.routes = [
             *NodeApi(self.desk, facts.version).routes(),
             *RunApi(self.desk).routes(),
             *ShardApi(self.desk).routes(),
             *StoreApi(self.desk).routes(),
             *OperatorApi(self.desk, facts.url).routes(),
+            *AccessApi(self.desk, self.rotation, facts.url).routes(),
+            *KeepingApi(self.desk, self.keeping).routes(),
             *ViewApi(self.desk, source).routes(),
             *(page(self.desk, source) if page is not None else []),
         ]
-        app = Starlette(routes=routes, exception_handlers={HTTPException: not_found})
+        app = Starlette(routes=self.routes, exception_handlers={HTTPException: not_found})
         secrets = ServerFiles(cert=files.cert, key=files.key, authority_pem=files.authority.certificate_pem)
-        self._uvicorn = PortServer(Gate(app, PUBLIC, self.desk.answered), hub.board, secrets)
+        limits = Limits(hub.config.limits)
+        hub.gatekeeper.on_revoked = self._cut_revoked
+        self._uvicorn = PortServer(Gate(app, PUBLIC, self.desk, limits), hub.board, secrets, limits)
 
     async def run(self, listener: socket.socket, tell_ready: Callable[[], None]) -> None:
         """Serve until SIGTERM or SIGINT (a second one does not wait for answers)."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self.hub.board.attach(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._uvicorn.handle_exit, number, None)
         ticking = loop.create_task(Ticker(self.desk).run())
+        rotating = loop.create_task(self.rotation.keep_fresh(self.hub.board))
         try:
             self._uvicorn.when_started = lambda: self.desk.short(tell_ready)
             await self._uvicorn.serve(sockets=[listener])
         finally:
             self.hub.board.close()
-            await ticking
+            await asyncio.gather(ticking, rotating)
             self.desk.close()
+
+    def _use_certificate(self, cert: Path, key: Path) -> None:
+        self._uvicorn.use_certificate(cert, key)
+
+    def _cut_revoked(self) -> None:
+        """From any thread: whoever may speak no more is told so, and then its connections are ended."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._uvicorn.cut, self.hub.gatekeeper.is_revoked)
+        self.hub.board.notify(SHARDS)
 
 
 class Ticker:
@@ -163,18 +189,26 @@ def _names(config: HubConfig) -> list[str]:
     """Everything the certificate must hold."""
     public = urlsplit(config.public_url).hostname or ""
     wildcard = config.host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-    return [name for name in dict.fromkeys([*config.names, public, "" if wildcard else config.host]) if name]
+    hosts = own_addresses() if wildcard else [config.host]
+    return [name for name in dict.fromkeys([*config.names, public, *hosts]) if name]
 
 
 def _reached_at(config: HubConfig) -> str:
-    """The host in the hub's own URL: the first name given, else the address, else this machine's name."""
+    """The host in the hub's own URL: the first name given, else the address, else this machine's name, if it is one."""
     if config.names:
         return _bracketed(config.names[0])
-    return socket.gethostname() if config.host in ("0.0.0.0", "::") else _bracketed(config.host)  # noqa: S104
+    return _bracketed(advertised_host() if config.host in ("0.0.0.0", "::") else config.host)  # noqa: S104
 
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+def _settle_operator(hub: Hub, url: str) -> None:
+    """The local operator's certificate, in the hub's records too. Who may use this folder may be the operator."""
+    keeper, folder = hub.gatekeeper, hub.config.home / "operator"
+    pem = prepare_operator(folder, hub.authority, url, name=_operator_name(), is_accepted=keeper.accepts)
+    keeper.note(pem)
 
 
 def _operator_name() -> str:

@@ -11,8 +11,9 @@ import sqlite3
 
 import msgspec
 
-from ciuic.errors import TokenError, UsageError
+from ciuic.errors import NotFoundError, TokenError, UsageError
 from ciuic.hub.database import Database
+from ciuic.net.access_messages import TokenInfo
 from ciuic.net.messages import CreateTokenRequest, JoinReply, JoinRequest, Role
 from ciuic.net.tokens import new_token_secret
 
@@ -61,6 +62,31 @@ class TokenBook:
                 (made.token_id, _hashed(made.secret), request.role, made.uses, wall_s, made.expires_at),
             )
         return made
+
+    def open_tokens(self, *, wall_s: float) -> list[TokenInfo]:
+        """Those with which somebody may still join, the oldest first; never their secrets."""
+        rows = self._database.read(
+            "SELECT * FROM tokens WHERE uses_left > 0 AND expires_at > ? ORDER BY created_at", (wall_s,)
+        )
+        return [
+            TokenInfo(
+                token_id=row["token_id"],
+                role=row["role"],
+                uses_left=row["uses_left"],
+                created_at=row["created_at"],
+                expires_at=row["expires_at"],
+            )
+            for row in rows
+        ]
+
+    def revoke(self, token_id: str) -> None:
+        """Nobody may join with it from now on. Raises NotFoundError, StorageError."""
+        with self._database.writing() as db:
+            changed = db.execute("UPDATE tokens SET uses_left = 0 WHERE token_id = ? AND uses_left > 0", (token_id,))
+        if changed.rowcount != 1:
+            raise NotFoundError(
+                f"there is no open token {token_id[:40]!r}", next="list them with: ciuic hub token list"
+            )
 
     def check(self, request: JoinRequest, *, wall_s: float) -> Admission:
         """May this request enter? Raises TokenError; its text does not tell an unknown token from a wrong secret."""

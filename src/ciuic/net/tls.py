@@ -40,6 +40,9 @@ BACKDATING = dt.timedelta(days=1)
 MAX_NAMES = 32
 _SHARD_USAGE = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 _MAX_PEM_BYTES = 64 * 1024
+_PAIR_ATTEMPTS, _PAIR_PAUSE_S = 20, 0.02
+_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension)
+"""What reading a certificate or a request may raise besides (InvalidVersion and the like are no ValueErrors)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +172,7 @@ def identity_from_der(der: bytes) -> Identity:
         certificate = x509.load_der_x509_certificate(der)
         name = _attribute(certificate.subject, NameOID.COMMON_NAME)
         role = _attribute(certificate.subject, NameOID.ORGANIZATION_NAME)
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise CertificateError("the client certificate cannot be read", cause=str(error)) from error
     if role == "node" or role == "operator" or role == "viewer" or role == "shard":
         return Identity(role=role, name=name, serial=f"{certificate.serial_number:x}")
@@ -178,6 +181,14 @@ def identity_from_der(der: bytes) -> Identity:
         cause=f"its organisation is {role!r}",
         next="join again with a token from `ciuic hub token create`",
     )
+
+
+def pem_to_der(certificate_pem: bytes) -> bytes:
+    """The first certificate of a PEM text as DER. Raises CertificateError."""
+    try:
+        return x509.load_pem_x509_certificate(certificate_pem).public_bytes(serialization.Encoding.DER)
+    except _UNREADABLE as error:
+        raise CertificateError("this is not a certificate", cause=str(error)) from error
 
 
 def new_key_and_csr() -> tuple[bytes, bytes]:
@@ -193,7 +204,7 @@ def pem_fingerprint(certificate_pem: bytes) -> tuple[str, bytes]:
         raise CertificateError(f"a certificate of {len(certificate_pem)} bytes is not accepted")
     try:
         certificate = x509.load_pem_x509_certificate(certificate_pem)
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise CertificateError("this is not a certificate", cause=str(error)) from error
     der = certificate.public_bytes(serialization.Encoding.DER)
     return hashlib.sha256(der).hexdigest(), _certificate_pem(certificate)
@@ -205,18 +216,26 @@ def check_issued(certificate_pem: bytes, *, authority_pem: bytes, key_pem: bytes
         certificate = x509.load_pem_x509_certificate(certificate_pem)
         key = serialization.load_pem_private_key(key_pem, password=None)
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority_pem))
-    except (ValueError, TypeError, InvalidSignature) as error:
+    except (*_UNREADABLE, InvalidSignature) as error:
         raise CertificateError("the hub issued a certificate that does not verify", cause=str(error)) from error
     if certificate.public_key() != key.public_key():
         raise CertificateError("the hub issued a certificate for another key than ours")
     return identity_from_der(certificate.public_bytes(serialization.Encoding.DER))
 
 
+def certificate_serial(certificate_pem: bytes) -> str:
+    """Serial number as `Identity` writes it, whoever it belongs to. Raises CertificateError."""
+    try:
+        return f"{x509.load_pem_x509_certificate(certificate_pem).serial_number:x}"
+    except _UNREADABLE as error:
+        raise CertificateError("this is not a certificate", cause=str(error)) from error
+
+
 def certificate_ends_at(certificate_pem: bytes) -> float:
     """When a certificate stops being valid (seconds since 1970). Raises CertificateError."""
     try:
         return x509.load_pem_x509_certificate(certificate_pem).not_valid_after_utc.timestamp()
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise CertificateError("this is not a certificate", cause=str(error)) from error
 
 
@@ -236,13 +255,27 @@ def client_context(
     try:
         context.load_verify_locations(cadata=authority_pem.decode("ascii"))
         if cert_path is not None:
-            context.load_cert_chain(cert_path, key_path)
+            _load_pair(context, cert_path, key_path)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         what = "the authority's certificate" if cert_path is None else f"{cert_path} or its key"
         raise CertificateError(
             f"{what} cannot be loaded", cause=str(error), next="join again with a token from `ciuic hub token create`"
         ) from error
     return context
+
+
+def _load_pair(context: ssl.SSLContext, cert_path: Path, key_path: Path | None) -> None:
+    """Certificate and key; while they are being renewed they fit together only a moment later."""
+    for _ in range(_PAIR_ATTEMPTS - 1):
+        try:
+            context.load_cert_chain(cert_path, key_path)
+        except ssl.SSLError as error:
+            if error.reason != "KEY_VALUES_MISMATCH":
+                raise
+            time.sleep(_PAIR_PAUSE_S)
+        else:
+            return
+    context.load_cert_chain(cert_path, key_path)
 
 
 def unverified_context() -> ssl.SSLContext:
@@ -333,7 +366,7 @@ def _public_key_of_request(csr_pem: bytes | str) -> ec.EllipticCurvePublicKey:
     try:
         request = x509.load_pem_x509_csr(raw)
         valid, public_key = request.is_signature_valid, request.public_key()
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except _UNREADABLE as error:
         raise CertificateError("the signing request cannot be read", cause=str(error)) from error
     if not valid:
         raise CertificateError("the signing request is not signed with its own key")

@@ -20,6 +20,7 @@ from ciuic.node.config import AgentConfig
 from ciuic.node.heartbeat import Heartbeat
 from ciuic.node.identity import NodeIdentity, held, join, node_folder, set_aside, settle_identity
 from ciuic.node.logs import LogShipper
+from ciuic.node.renewal import Renewal, finish_renewal
 from ciuic.node.seat import WorkerExit, WorkerSeat
 from ciuic.node.vitals import Vitals, machine_facts
 
@@ -29,6 +30,7 @@ CONTROL_TIMEOUT_S = 10.0
 LEAVE_S = 5.0
 """Longest wait for the hub at the end, once for the last log lines and once for the goodbye."""
 FORCED_EXIT = 130
+DRAIN, UNDRAIN = signal.SIGUSR1, signal.SIGUSR2
 Event = HeartbeatReply | WorkerExit | signal.Signals | Exception
 Inbox = queue.SimpleQueue[Event]
 _log = logging.getLogger(__name__)
@@ -38,11 +40,13 @@ def run_agent(config: AgentConfig) -> int:
     """Be a node until told to stop: 0 after a drain, 130 after a second signal.
 
     SIGTERM or SIGINT drains: the worker may finish its step and push, then the node leaves. A second one kills the
-    worker's whole process tree at once. Outages of the hub are survived without limit. Raises CiuicError when the node
-    cannot join, is evicted or is superseded by a newer agent.
+    worker's whole process tree at once. SIGUSR1 (`ciuic node drain`): the same, but the node stays and takes no new
+    work until SIGUSR2. Outages of the hub are survived without limit. Raises CiuicError when the node cannot join, is
+    evicted or is superseded by a newer agent.
     """
     folder = node_folder(config.home, config.location)
     with held(folder):
+        finish_renewal(folder)
         identity = settle_identity(
             folder, url=config.url, location=config.location, token=config.token, claimed=config.claimed
         )
@@ -62,7 +66,10 @@ def run_agent(config: AgentConfig) -> int:
 
 @contextlib.contextmanager
 def _signals_into(inbox: Inbox) -> Generator[None]:
-    """SIGTERM and SIGINT become events. Python delivers signals to the main thread only: elsewhere nothing changes."""
+    """The signals of `run_agent` become events.
+
+    Python delivers signals to the main thread only: elsewhere nothing changes.
+    """
 
     def put(number: int, frame: FrameType | None) -> None:
         inbox.put(signal.Signals(number))
@@ -70,7 +77,8 @@ def _signals_into(inbox: Inbox) -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {number: signal.signal(number, put) for number in (signal.SIGTERM, signal.SIGINT)}
+    heeded = (signal.SIGTERM, signal.SIGINT, DRAIN, UNDRAIN)
+    previous = {number: signal.signal(number, put) for number in heeded}
     try:
         yield
     finally:
@@ -91,7 +99,13 @@ class Agent:
         self._status: tuple[WorkerReport, bool] = (WorkerReport(), False)
         self._shipper = LogShipper(self._client())
         self._seat = WorkerSeat(config, identity, self._shipper, on_exit=self._inbox.put)
-        self._vitals = Vitals(self._client(), identity.folder)
+        self._vitals = Vitals(
+            self._client,
+            identity.folder,
+            is_busy=self._has_work,
+            on_measured=lambda: self._heartbeat.poke(),
+            settle_s=config.settle_s,
+        )
         self._heartbeat = Heartbeat(
             self._client(),
             compose=self._compose,
@@ -99,7 +113,9 @@ class Agent:
             on_fatal=self._inbox.put,
             wait_s=config.heartbeat_s,
         )
+        self._renewal = Renewal(identity, config.url)
         self._signals: list[signal.Signals] = []
+        self._is_drained = False
         self._fatal: Exception | None = None
 
     def run(self) -> int:
@@ -131,6 +147,7 @@ class Agent:
         elif isinstance(event, WorkerExit):
             self._seat.ended(event)
             self._publish()
+            self._vitals.refresh()
             self._heartbeat.poke()
         elif isinstance(event, signal.Signals):
             self._on_signal(event)
@@ -140,7 +157,10 @@ class Agent:
             self._seat.vacate(grace_s=self._config.grace_s)
 
     def _obey(self, reply: HeartbeatReply) -> None:
+        if reply.renew:
+            self._renewal.ask()
         self._vitals.hub_said_time(reply.hub_time)
+        self._vitals.ask(reply.measure_ticket)
         if not self.heard:
             self.heard = True
             self._vitals.start()
@@ -148,6 +168,12 @@ class Agent:
             self._seat.want(reply.assignment, stop=reply.stop_worker)
 
     def _on_signal(self, number: signal.Signals) -> None:
+        if number in (DRAIN, UNDRAIN):
+            self._is_drained = number == DRAIN
+            _log.info("%s: %s", number.name, "taking no new work" if self._is_drained else "taking work again")
+            self._publish()
+            self._heartbeat.poke()
+            return
         self._signals.append(number)
         if len(self._signals) > 1:
             _log.warning("%s again: not waiting for the worker any more", number.name)
@@ -167,11 +193,17 @@ class Agent:
 
     def _publish(self) -> None:
         with self._status_lock:
-            self._status = (self._seat.report, self._is_ending)
+            self._status = (self._seat.report, self._is_ending or self._is_drained)
+
+    def _has_work(self) -> bool:
+        """A worker runs or is about to: nothing may disturb it."""
+        with self._status_lock:
+            return self._status[0].state in ("starting", "running")
 
     def _compose(self, sequence: int, known_revision: int, wait_s: float) -> HeartbeatRequest:
         with self._status_lock:
             worker, draining = self._status
+        told = self._vitals.told
         return HeartbeatRequest(
             agent_incarnation=self._incarnation,
             sequence=sequence,
@@ -179,7 +211,9 @@ class Agent:
             wait_s=wait_s,
             location=self._config.location,
             claimed=self._config.claimed,
-            measured=self._vitals.measured,
+            measured=told.measured,
+            measured_age_s=told.age_s,
+            measure_ticket=told.ticket,
             facts=self._facts,
             worker=worker,
             draining=draining,
@@ -208,6 +242,7 @@ class Agent:
         self._seat.close()
         self._heartbeat.stop()
         self._vitals.stop()
+        self._renewal.stop()
         self._shipper.close(deadline_s=LEAVE_S)
 
     def _client(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HubClient:
