@@ -6,6 +6,8 @@
 PYTHON ?= python3
 WORKERS ?= 2
 SOAK_RUNS ?= 20
+SOAK_DURATION ?= 2h
+SOAK_SEED ?= 1
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -54,13 +56,10 @@ docs: $(STAMP)
 bench: $(STAMP)
 	for name in codec hub ddp sync learning; do $(BIN)/ciuic bench $$name || exit 1; done
 
-# The demo kills and restarts a node; here it does so again and again with other seeds until one run fails.
+# The tests of failures again and again, a million fuzzed messages, and hours in which something fails all the time.
 soak: $(STAMP)
-	@for seed in $$(seq 1 $(SOAK_RUNS)); do \
-		echo "soak: run $$seed of $(SOAK_RUNS)"; \
-		$(BIN)/ciuic demo --quick --seed $$seed --folder soak/$$seed || exit 1; \
-	done
+	$(BIN)/python tests/soak.py --repeat $(SOAK_RUNS) --duration $(SOAK_DURATION) --seed $(SOAK_SEED) --workers $(WORKERS)
 
 clean:
-	rm -rf .venv site demo bench soak dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv site demo bench lab soak dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

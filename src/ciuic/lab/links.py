@@ -11,7 +11,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ciuic.errors import UsageError
@@ -161,6 +161,10 @@ class Lane:
         self._free_at = 0.0
         self._turns: deque[Sender] = deque()
         self._timer: LinkTimer | None = None
+
+    def set_delay(self, one_way_delay_s: float) -> None:
+        """From the next piece on; the order within a connection stays."""
+        self._link = replace(self._link, one_way_delay_s=one_way_delay_s)
 
     @property
     def window_bytes(self) -> int:

@@ -32,6 +32,8 @@ MTU_BYTES = 9000
 PREFIX_BITS = 24
 TUN = Path("/dev/net/tun")
 _CLONE_NEWNET = 0x40000000
+_CLONE_NEWUTS = 0x04000000
+_OWN_HOST_NAME = "/proc/thread-self/ns/uts"
 _OWN_NAMESPACE = "/proc/thread-self/ns/net"
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
@@ -64,11 +66,16 @@ def refuse(reason: str) -> UsageError:
 
 
 class Namespace:
-    """One host: loopback, and `wan0` with an address in a /24. Raises UsageError where none can be made."""
+    """One host: loopback, and `wan0` with an address in a /24. Raises UsageError where none can be made.
 
-    def __init__(self, address: str, *, mtu_bytes: int = MTU_BYTES) -> None:
+    With `host_name` the processes started there see this name as that of their machine. It stands in no /etc/hosts and
+    in no DNS, as on many rented machines.
+    """
+
+    def __init__(self, address: str, *, mtu_bytes: int = MTU_BYTES, host_name: str = "") -> None:
         self.address = address
-        self._fd = self.tun_fd = -1
+        self.host_name = host_name
+        self._fd = self._name_fd = self.tun_fd = -1
         failure: list[OSError] = []
         maker = threading.Thread(target=self._make, args=(mtu_bytes, failure), name="lab-namespace")
         maker.start()
@@ -87,14 +94,14 @@ class Namespace:
 
     def close(self) -> None:
         """Let go of it; the kernel removes it when no process is left in it."""
-        for fd in (self.tun_fd, self._fd):
+        for fd in (self.tun_fd, self._fd, self._name_fd):
             if fd >= 0:
                 os.close(fd)
-        self._fd = self.tun_fd = -1
+        self._fd = self._name_fd = self.tun_fd = -1
 
     def command(self, argv: Sequence[str], *, nice: int = 0) -> list[str]:
         """What to start to have `argv` run inside, as long as this process holds the namespace."""
-        handle = f"/proc/{os.getpid()}/fd/{self._fd}"
+        handle = ",".join(f"/proc/{os.getpid()}/fd/{fd}" for fd in (self._fd, self._name_fd) if fd >= 0)
         return [sys.executable, "-I", "-S", switch_enter.__file__, handle, str(nice), *argv]
 
     @contextmanager
@@ -114,10 +121,10 @@ class Namespace:
         """In a thread of its own: a namespace belongs to the thread that makes it, and this one ends here."""
         try:
             libc = ctypes.CDLL(None, use_errno=True)
-            if libc.unshare(_CLONE_NEWNET) != 0:
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number))
+            _unshare(libc, _CLONE_NEWNET)
             self._fd = os.open(_OWN_NAMESPACE, os.O_RDONLY)
+            if self.host_name:
+                self._take_name(libc)
             self.tun_fd = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
             request = struct.pack("16sH22x", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI)
             fcntl.ioctl(self.tun_fd, _TUNSETIFF, request)
@@ -127,6 +134,17 @@ class Namespace:
                 _bring_up(control, DEVICE)
         except OSError as error:
             failure.append(error)
+
+    def _take_name(self, libc: ctypes.CDLL) -> None:
+        _unshare(libc, _CLONE_NEWUTS)
+        socket.sethostname(self.host_name)
+        self._name_fd = os.open(_OWN_HOST_NAME, os.O_RDONLY)
+
+
+def _unshare(libc: ctypes.CDLL, kind: int) -> None:
+    if libc.unshare(kind) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _configure(control: socket.socket, address: str, mtu_bytes: int) -> None:

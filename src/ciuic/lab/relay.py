@@ -16,7 +16,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -95,6 +95,11 @@ class RelayLoop:
         self._parts.up.bits_per_s = up_bits_per_s
         self._parts.down.bits_per_s = down_bits_per_s
 
+    def set_delay(self, one_way_delay_s: float) -> None:
+        self._parts.up.set_delay(one_way_delay_s)
+        self._parts.down.set_delay(one_way_delay_s)
+        self._parts = replace(self._parts, one_way_delay_s=one_way_delay_s)
+
     def stats(self) -> RelayStats:
         up, down = Counter(self._closed_up), Counter(self._closed_down)
         for connection in self._open:
@@ -144,7 +149,7 @@ class LinkRelay:
     """Listens on a free port of 127.0.0.1 and relays to `target` (an IPv4 address and a port) over an emulated link.
 
     Runs in a thread of its own between `start` and `stop`; every method may be called from any thread. Faults:
-    `reset`, `outage`, `set_down`, `set_rate`. `seed` decides the jitter.
+    `reset`, `outage`, `set_down`, `set_rate`, `set_delay`. `seed` decides the jitter.
     """
 
     def __init__(self, link: Link, target: tuple[str, int], *, seed: int = 0) -> None:
@@ -215,6 +220,11 @@ class LinkRelay:
         check_rate(self.link.name, up_bits_per_s)
         check_rate(self.link.name, down_bits_per_s)
         self._call(lambda inner: inner.set_rate(up_bits_per_s, down_bits_per_s))
+
+    def set_delay(self, one_way_delay_s: float) -> None:
+        """Change the delay of each way; what is in flight keeps its time."""
+        replace(self.link, one_way_delay_s=one_way_delay_s)  # refuses what no link has
+        self._call(lambda inner: inner.set_delay(one_way_delay_s))
 
     def stats(self) -> RelayStats:
         """The numbers so far; after `stop` the last ones."""

@@ -5,7 +5,7 @@
 Each host has one access link of two lanes with a rate each; each ordered pair of hosts has a path with a delay, a loss
 and perhaps a cut. A lane is a router's queue in front of a line: packets leave it one after the other at its rate, and
 one that finds the queue full is dropped (tail drop). The kernels of the hosts speak real TCP and meet real queueing,
-real loss and real retransmissions. Jitter and reordering do not happen.
+real loss and real retransmissions. A path may have jitter; packets are never reordered.
 
 Packets are the hosts' MTU large; with 9000 bytes, headers are 0.6 % of the wire bytes (3.5 % with 1500).
 """
@@ -56,6 +56,10 @@ class Path:
     delay_s: float
     loss: float = 0.0
     """Probability that a packet vanishes between the lanes."""
+    jitter_s: float = 0.0
+    """Each packet is late by up to this much more."""
+    latest: float = 0.0
+    """When the packet before leaves the path: none overtakes it."""
     is_cut: bool = False
     sent_bytes: int = 0
     """IP packets that the source's kernel gave out, dropped ones included."""
@@ -143,7 +147,10 @@ class Switch:
         elif path.is_cut or (path.loss and self._chance() < path.loss):
             path.lost_packets += 1
         else:
-            self._later(leaves_at + path.delay_s, False, path, packet)
+            due = leaves_at + path.delay_s
+            if path.jitter_s:
+                path.latest = due = max(path.latest, due + path.jitter_s * self._chance())
+            self._later(due, False, path, packet)
 
     def advance(self, now: float) -> None:
         """Everything that is due: packets that reach their far access link, packets that reach their host."""

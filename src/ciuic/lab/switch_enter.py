@@ -1,7 +1,8 @@
 """Run a command in a network namespace: `python -I -S switch_enter.py HANDLE NICE COMMAND...` becomes COMMAND.
 
-HANDLE is a path that names the namespace (`/proc/PID/ns/net`, or a descriptor below `/proc/PID/fd`), NICE the
-niceness, 0 for an ordinary process. Standard library only, so that it costs a few milliseconds.
+HANDLE is a path that names the namespace (`/proc/PID/ns/net`, or a descriptor below `/proc/PID/fd`), or several with
+commas between them (network and host name); NICE is the niceness, 0 for an ordinary process. Standard library only, so
+that it costs a few milliseconds.
 """
 
 import contextlib
@@ -10,13 +11,14 @@ import os
 import sys
 
 _CLONE_NEWNET = 0x40000000
+_ANY_KIND = 0
 CANNOT_START = 127
 
 
-def set_namespace(fd: int) -> None:
+def set_namespace(fd: int, kind: int = _CLONE_NEWNET) -> None:
     """Move the calling thread into the namespace that `fd` refers to (setns(2)). Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(fd, _CLONE_NEWNET) != 0:
+    if libc.setns(fd, kind) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
@@ -34,8 +36,8 @@ def main(handle: str, nice: int, command: list[str]) -> int:
     if nice:
         set_nice(nice)
     try:
-        fd = os.open(handle, os.O_RDONLY | os.O_CLOEXEC)
-        set_namespace(fd)
+        for path in handle.split(","):
+            set_namespace(os.open(path, os.O_RDONLY | os.O_CLOEXEC), _ANY_KIND)
         os.execvp(command[0], command)
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be started in namespace {handle}: {error}\n")

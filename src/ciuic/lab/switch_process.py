@@ -48,6 +48,7 @@ class PathPlan:
     target: str
     delay_s: float
     loss: float = 0.0
+    jitter_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,8 @@ class _Server:
         self._hosts = {host.name: host for host in hosts}
         for plan in request["paths"]:
             source, target = self._hosts[plan["source"]], self._hosts[plan["target"]]
-            path = Path(source=source, target=target, delay_s=plan["delay_s"], loss=plan["loss"])
+            shape = {name: plan[name] for name in ("delay_s", "loss", "jitter_s")}
+            path = Path(source=source, target=target, **shape)
             source.paths[target.address] = path
         self._switch = Switch(hosts, seed=request["seed"])
         self._switch.watch(self._socket.fileno(), self._serve)

@@ -10,6 +10,7 @@ Real kernel TCP from end to end. What an address is to one site it is to all: 10
 """
 
 import contextlib
+import math
 import os
 import subprocess
 from collections.abc import Generator, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Self
 
 from ciuic.errors import UsageError
 from ciuic.lab.links import check_rate
-from ciuic.lab.namespaces import Namespace
+from ciuic.lab.namespaces import MTU_BYTES, Namespace
 from ciuic.lab.profiles import Profile
 from ciuic.lab.switch_process import HostPlan, PathPlan, SwitchProcess, Traffic
 
@@ -36,15 +37,26 @@ class Sites:
     """
 
     def __init__(
-        self, profile: Profile, *, hub_bits_per_s: float = DATACENTRE_BITS_PER_S, seed: int = 0, nice: int = 0
+        self,
+        profile: Profile,
+        *,
+        hub_bits_per_s: float = DATACENTRE_BITS_PER_S,
+        seed: int = 0,
+        nice: int = 0,
+        host_names: bool = False,
+        mtu_bytes: int = MTU_BYTES,
     ) -> None:
-        """`hub_bits_per_s`: the hub's own access link, each way, shared by all sites. `nice`: of what runs there."""
+        """`hub_bits_per_s`: the hub's own access link, each way, shared by all sites. `nice`: of what runs there.
+
+        `host_names`: each place is a machine whose host name is the place's, and nothing resolves it.
+        """
         check_rate(HUB, hub_bits_per_s)
         self.profile = profile
         self.places = (HUB, *profile.locations)
         self._hub_bits_per_s = hub_bits_per_s
         self._seed = seed
         self._nice = nice
+        self._host_names, self._mtu_bytes = host_names, mtu_bytes
         self._stack = contextlib.ExitStack()
         self._spaces: dict[str, Namespace] = {}
         self._processes: list[subprocess.Popen[Any]] = []
@@ -53,7 +65,9 @@ class Sites:
     def __enter__(self) -> Self:
         try:
             for number, place in enumerate(self.places, start=1):
-                self._spaces[place] = self._stack.enter_context(Namespace(f"{_NETWORK}{number}"))
+                name = place if self._host_names else ""
+                space = Namespace(f"{_NETWORK}{number}", mtu_bytes=self._mtu_bytes, host_name=name)
+                self._spaces[place] = self._stack.enter_context(space)
             plans = [self._host(place) for place in self.places]
             self._switch = SwitchProcess(plans, self._paths(), seed=self._seed)
             self._stack.callback(self._switch.close)
@@ -166,12 +180,20 @@ class Sites:
 
     def _paths(self) -> list[PathPlan]:
         pairs = [(one, other) for one in self.places for other in self.places if one != other]
-        return [PathPlan(source=one, target=other, delay_s=self._delay_s(one, other)) for one, other in pairs]
+        return [self._path(one, other) for one, other in pairs]
 
-    def _delay_s(self, one: str, other: str) -> float:
-        if HUB in (one, other):
-            return self.profile.site(other if one == HUB else one).link.one_way_delay_s
-        return self.profile.round_trips_s[frozenset({one, other})] / 2
+    def _path(self, one: str, other: str) -> PathPlan:
+        """The way to the hub has the loss and jitter of the site's link; between two sites both links count."""
+        sites = [self.profile.site(place) for place in (one, other) if place != HUB]
+        arrives = math.prod(1 - site.loss for site in sites)
+        jitter_s = sum(site.link.jitter_s for site in sites)
+        return PathPlan(
+            source=one,
+            target=other,
+            delay_s=self.profile.one_way_s(one, other, hub=HUB),
+            loss=1 - arrives,
+            jitter_s=jitter_s,
+        )
 
     def _end_processes(self) -> None:
         running = [process for process in self._processes if process.poll() is None]

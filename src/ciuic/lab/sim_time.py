@@ -1,0 +1,162 @@
+"""Virtual time for the simulator: an event queue, processes that stop or die, and lines that lose things."""
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ciuic.errors import CiuicError
+
+if TYPE_CHECKING:
+    from ciuic.lab.sim_hub import SimHub
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
+"""Between two tries of a request that was not answered, as the real client waits."""
+SMALL_BYTES = 2_000
+"""A control message with what TLS and HTTP add."""
+
+
+class Timeline:
+    """Events in order of their times; those of one time in the order in which they were planned."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.count = 0
+        """Events so far."""
+        self._planned = 0
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+
+    def after(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
+        """Plan `call(*arguments)`."""
+        self._planned += 1
+        heapq.heappush(self._heap, (self.now_s + delay_s, self._planned, call, arguments))
+
+    def run(self, *, until_s: float, stop: Callable[[], bool]) -> None:
+        """Let time pass until `stop()` holds, which is asked once per virtual second, or until that time."""
+        heap, ask_s = self._heap, self.now_s
+        while heap and heap[0][0] <= until_s:
+            time_s, _, call, arguments = heapq.heappop(heap)
+            self.now_s = time_s
+            self.count += 1
+            call(*arguments)
+            if time_s >= ask_s:
+                if stop():
+                    return
+                ask_s = time_s + 1.0
+
+
+@dataclass(kw_only=True)
+class Line:
+    """A node's access to the network."""
+
+    up_bits_per_s: float
+    down_bits_per_s: float
+    one_way_s: float
+    jitter_s: float
+    loss: float
+    """Probability that a message or its answer is lost as a whole, so that it is sent again."""
+    chance: random.Random
+    is_cut: bool = False
+
+    def loses(self) -> bool:
+        """Whether this message gets lost."""
+        return self.is_cut or (self.loss > 0 and self.chance.random() < self.loss)
+
+    def up_s(self, size_bytes: int) -> float:
+        """How long a message takes to the hub."""
+        return self.one_way_s + self.jitter_s * self.chance.random() + 8 * size_bytes / self.up_bits_per_s
+
+    def down_s(self, size_bytes: int) -> float:
+        """How long an answer takes from the hub."""
+        return self.one_way_s + self.jitter_s * self.chance.random() + 8 * size_bytes / self.down_bits_per_s
+
+
+class Process:
+    """Something that runs on a node: it can be killed for good, or stopped for a while."""
+
+    def __init__(self, timeline: Timeline, line: Line, hub: "SimHub") -> None:
+        self.timeline, self.line, self.hub = timeline, line, hub
+        self.is_alive = True
+        self.stopped_until_s = 0.0
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.is_alive = False
+
+    def stop(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT later."""
+        self.stopped_until_s = self.timeline.now_s + seconds
+
+    def later(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
+        """Do this after a while, if the process still runs then."""
+        self.timeline.after(delay_s, self.now, call, *arguments)
+
+    def now(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Do this when the process runs."""
+        if not self.is_alive:
+            return
+        if self.stopped_until_s > self.timeline.now_s:
+            self.timeline.after(self.stopped_until_s - self.timeline.now_s, self.now, call, *arguments)
+        else:
+            call(*arguments)
+
+
+class Call:
+    """One request to the hub, sent again until it is answered. `ask` may raise: the error is the answer."""
+
+    __slots__ = ("_ask", "_down_bytes", "_process", "_then", "_tries", "_up_bytes")
+
+    def __init__(
+        self,
+        process: Process,
+        ask: Callable[["Call"], Any],
+        then: Callable[[Any], None],
+        *,
+        up_bytes: int = SMALL_BYTES,
+        down_bytes: int = SMALL_BYTES,
+    ) -> None:
+        """`ask(call)` gives the answer, or `HELD` when the hub answers later by `call.answer`."""
+        self._process, self._ask, self._then = process, ask, then
+        self._up_bytes, self._down_bytes = up_bytes, down_bytes
+        self._tries = 0
+
+    def send(self) -> None:
+        """On its way."""
+        process = self._process
+        if process.line.loses():
+            self.again()
+        else:
+            process.timeline.after(process.line.up_s(self._up_bytes), self._arrive)
+
+    def again(self) -> None:
+        """It, or its answer, was lost."""
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**self._tries)
+        self._tries += 1
+        self._process.later(pause_s * (0.5 + self._process.line.chance.random()), self.send)
+
+    def _arrive(self) -> None:
+        hub = self._process.hub
+        if self._process.line.is_cut or not hub.is_up:
+            self.again()
+        elif hub.is_paused:
+            hub.backlog.append(self._arrive)
+        else:
+            try:
+                answer = self._ask(self)
+            except CiuicError as error:
+                answer = error
+            if answer is not HELD:
+                self.answer(answer)
+
+    def answer(self, value: Any, size_bytes: int = 0) -> None:
+        """The hub's answer is on its way."""
+        process = self._process
+        if process.line.loses():
+            self.again()
+        else:
+            process.timeline.after(process.line.down_s(size_bytes or self._down_bytes), process.now, self._then, value)
+
+
+HELD = object()
+"""The hub holds this request for now."""

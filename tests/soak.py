@@ -1,0 +1,102 @@
+"""`make soak`: tests of what fails in the field again and again, long fuzzing, hours of faults; then a summary.
+
+    python tests/soak.py --repeat 20 --fuzz 1000000 --duration 2h --every 30s --seed 1
+
+Each part writes its own log to the folder; a part that fails does not keep the others from running.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+AGAIN_AND_AGAIN = (
+    "processes/test_training_faults.py",
+    "processes/test_elastic_*.py",
+    "processes/test_agent*.py",
+    "processes/test_hub_access.py",
+    "processes/test_hub_server.py",
+    "processes/test_security_*.py",
+    "processes/test_net_client.py",
+    "processes/test_backup.py",
+    "processes/test_lab*.py",
+    "unit/hub/test_state*.py",
+)
+"""Where the tests are that the design of the network asks for: each was a failure of a real system."""
+TAIL_LINES = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One command of the soak."""
+
+    name: str
+    command: list[str]
+
+
+def parts(options: argparse.Namespace) -> Iterator[Part]:
+    """What is run, in this order."""
+    files = [str(path) for pattern in AGAIN_AND_AGAIN for path in sorted(TESTS.glob(pattern))]
+    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-n", str(options.workers), "-m", "not alone", *files]
+    for number in range(1, options.repeat + 1):
+        yield Part(name=f"tests-{number}", command=pytest)
+    fuzz = [sys.executable, str(TESTS / "support" / "fuzz_run.py"), "--cases", str(options.fuzz)]
+    if options.fuzz:
+        yield Part(name="fuzz", command=[*fuzz, "--seed", str(options.seed)])
+    words = ["--duration", options.duration, "--every", options.every, "--seed", str(options.seed)]
+    folder = str(options.folder / "lab")
+    yield Part(name="soak", command=[sys.executable, "-m", "ciuic.cli.main", "lab", "soak", *words, "--folder", folder])
+
+
+def run(part: Part, folder: Path) -> tuple[int, float]:
+    """Its exit code and how long it took; the log says the rest."""
+    log = folder / f"{part.name}.log"
+    began = time.monotonic()
+    with log.open("wb") as out:
+        done = subprocess.run(part.command, stdout=out, stderr=subprocess.STDOUT, check=False, env=environment())
+    code = done.returncode
+    lines = log.read_text(errors="replace").splitlines()
+    if code or part.name == "soak":
+        print(*lines[-TAIL_LINES:], sep="\n", flush=True)
+    return code, time.monotonic() - began
+
+
+def environment() -> dict[str, str]:
+    """Tests find their helpers, and programs the package, also from a source tree that is not installed."""
+    paths = [str(TESTS.parent / "src"), str(TESTS), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
+def main() -> int:
+    """Exit code 1 when a part has failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=20, help="how often the tests are run")
+    parser.add_argument("--workers", type=int, default=2, help="of pytest-xdist")
+    parser.add_argument("--fuzz", type=int, default=1_000_000, help="cases; 0: none")
+    parser.add_argument("--duration", default="2h", help="of the faults in `ciuic lab soak`")
+    parser.add_argument("--every", default="30s", help="from one fault to the next")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, default=Path("soak"))
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    rows, stopped = [], False
+    for part in parts(options):
+        if stopped and part.name.startswith("tests-"):
+            continue
+        print(f"{time.strftime('%H:%M:%S')}  {part.name}", flush=True)
+        code, wall_s = run(part, options.folder)
+        stopped = stopped or (code != 0 and part.name.startswith("tests-"))
+        rows.append((part.name, code, wall_s))
+    print()
+    for name, code, wall_s in rows:
+        print(f"{'holds' if code == 0 else 'FAILS'}  {name:10}  {wall_s:8.1f} s  {options.folder / f'{name}.log'}")
+    return int(any(code for _, code, _ in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
