@@ -5,7 +5,8 @@
     run = ciuic.join()                                        # in a worker that ciuic started
     model, optimizer, loader = run.prepare(model, optimizer, loader)
 
-`join` and `Run` load torch when they are first used; `import ciuic` alone does not, nor does `AsyncParameterServer`.
+`join` and `Run` load torch when they are first used; `import ciuic` alone does not, nor do `AsyncParameterServer` and
+`CiuicNodeNetwork`.
 """
 
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from ciuic.errors import (
 )
 
 if TYPE_CHECKING:
+    from ciuic.network import CiuicNodeNetwork
     from ciuic.parameter_server import AsyncParameterServer
     from ciuic.train.session import Run, join
 
@@ -31,6 +33,7 @@ __all__ = [
     "AccessError",
     "AsyncParameterServer",
     "CiuicError",
+    "CiuicNodeNetwork",
     "JobFileError",
     "ProtocolError",
     "Run",
@@ -44,6 +47,7 @@ __all__ = [
 
 _LAZY = {
     "AsyncParameterServer": "ciuic.parameter_server",
+    "CiuicNodeNetwork": "ciuic.network",
     "Run": "ciuic.train.session",
     "join": "ciuic.train.session",
 }

@@ -145,6 +145,12 @@ class UnreachableError(CiuicError):
     exit_code = 4
 
 
+class OverloadedError(UnreachableError):
+    """The hub answers, but takes no more from this caller now: wait and ask again."""
+
+    code = "CIUIC-301"
+
+
 # ---- 4xx: bytes from outside that are not accepted -----------------------------------------------------------------
 
 
@@ -227,6 +233,12 @@ class RunFailedError(CiuicError):
 
     code = "CIUIC-600"
     exit_code = 7
+
+
+class CannotCatchUpError(RunFailedError):
+    """A node's link is slower than the ledger of its run grows; it is set aside."""
+
+    code = "CIUIC-603"
 
 
 class CheckFailedError(RunFailedError):

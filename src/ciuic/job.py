@@ -7,7 +7,8 @@
     ├── sync            how often and how tightly packed the nodes exchange updates
     ├── optim           the inner optimizer
     ├── train           how much
-    └── fault           how failures are met
+    ├── fault           how failures are met
+    └── security        what is done about pushes that cannot be honest
 
 `load_job` and `parse_job` list every problem at once (JobFileError.problems).
 """
@@ -30,10 +31,13 @@ MAX_JOB_BYTES = 1_000_000
 LARGEST_COUNT = 2**53
 """Counts stay exact in JSON up to here."""
 DEFAULT_PRESET = "deepseek-v3-tiny"
+REPLACE_AFTER_S = 60.0
+"""How long the place of a dead node is kept for it where the job says to wait, but not how long."""
 
 CodecWish = Literal["none", "bf16", "int8", "int4", "2-bit", "1-bit", "topk", "auto"]
 EntryCodecWish = Literal["none", "bf16", "int8", "int4", "2-bit", "1-bit", "auto"]
 """Entries cannot be `topk`: what it drops of the mean would reach the nodes too late."""
+FragmentBy = Literal["block", "expert"]
 Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 
 
@@ -142,6 +146,27 @@ class DataSection(Section):
         return found
 
 
+class Requirements(Section):
+    """What a node must have, compared with what was measured there (GB: 1e9 bytes, Mbit: 1e6 bit/s)."""
+
+    gpus: Count | None = None
+    """Number of GPUs."""
+    cpus: Count | None = None
+    """Processors that the agent may use."""
+    mem_gb: Annotated[float, Field(gt=0)] | None = None
+    """Free memory."""
+    gpu_mem_gb: Annotated[float, Field(gt=0)] | None = None
+    """Memory of the smallest GPU."""
+    disk_gb: Annotated[float, Field(gt=0)] | None = None
+    """Free disk."""
+    up_mbit: Annotated[float, Field(gt=0)] | None = None
+    """From the node to the hub."""
+    down_mbit: Annotated[float, Field(gt=0)] | None = None
+    """From the hub to the node."""
+    max_rtt_ms: Annotated[float, Field(gt=0)] | None = None
+    """Longest round trip to the hub."""
+
+
 class NodesSection(Section):
     """How many nodes, and where."""
 
@@ -151,6 +176,13 @@ class NodesSection(Section):
     """At most so many nodes take part; no limit when left out."""
     locations: list[str] = []
     """Only nodes of these locations; any when empty."""
+    require: Requirements | None = None
+    """What was measured on a node must be at least this: {gpus, cpus, mem_gb, gpu_mem_gb, disk_gb, up_mbit, down_mbit,
+    max_rtt_ms}."""
+    replace: Literal["spare", "wait", "never"] = "spare"
+    """With `max`: who gets the place of a dead node: a free node at once, after `replace_after`, or only itself."""
+    replace_after: Duration | None = None
+    """How long the place of a dead node is kept for it with `wait`; 60 s when left out."""
     ranks: Annotated[int, Field(ge=1, le=1024)] = 1
     """Training processes per node."""
     sharding: Literal["none", "fsdp2"] = "none"
@@ -164,7 +196,14 @@ class NodesSection(Section):
             found.append(("max", f"nodes.max is {high}, less than nodes.min, which is {low}"))
         if given.get("sharding") == "fsdp2" and given.get("ranks", 1) == 1:
             found.append(("sharding", "nodes.sharding shards a model over several ranks, but nodes.ranks is 1"))
+        if given.get("replace_after") is not None and given.get("replace", "spare") != "wait":
+            found.append(("replace_after", 'nodes.replace_after needs nodes.replace = "wait"'))
         return found
+
+    @property
+    def replace_after_s(self) -> float:
+        """How long a place is kept, in seconds."""
+        return REPLACE_AFTER_S if self.replace_after is None else parse_duration_s(self.replace_after)
 
 
 class Directions(Section):
@@ -198,6 +237,10 @@ class SyncSection(Section):
     """What nodes push: the movement of `interval` own steps, or each step's gradient (all nodes then step alike)."""
     fragments: Annotated[int, Field(ge=1, le=256)] = 1
     """Parts of the model that are exchanged one after the other within an interval (streaming)."""
+    fragment_by: FragmentBy = "block"
+    """What stays together in a fragment: a block of the model, or an expert of a mixture (`expert`).
+
+    Fragments of experts that few tokens reach are exchanged less often."""
     interval: Literal["auto"] | Count = "auto"
     """Inner steps per push of a node of average speed: few are better for the loss, many are cheaper on slow links.
 
@@ -232,6 +275,8 @@ class SyncSection(Section):
             found.append(("compression", 'topk is for pushes only: give compression = {up = "topk", down = "int4"}'))
         if given.get("outer_delay", 1) != 1 and not given.get("outer_momentum"):
             found.append(("outer_delay", "sync.outer_delay delays the outer momentum: give sync.outer_momentum too"))
+        if given.get("fragment_by") == "expert":
+            found += _expert_conflicts(given)
         if given.get("send") == "gradient":
             found += _gradient_conflicts(given, (up, down))
         return found
@@ -250,6 +295,22 @@ class SyncSection(Section):
     def deadline_s(self) -> float | None:
         """The fixed deadline of a round, None for `auto`."""
         return None if self.deadline == "auto" else parse_duration_s(self.deadline)
+
+
+def _expert_conflicts(sync: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What does not go with fragment_by = "expert"."""
+    found = []
+    if sync.get("fragments", 1) == 1:
+        found.append(
+            ("fragment_by", 'sync.fragment_by = "expert" needs sync.fragments of at least 2: the experts get fragments '
+             "of their own")
+        )  # fmt: skip
+    if sync.get("send") == "gradient":
+        found.append(
+            ("fragment_by", 'sync.fragment_by = "expert" needs sync.send = "pseudo_gradient": gradients of all '
+             "fragments make one step together, so none can be sent less often")
+        )  # fmt: skip
+    return found
 
 
 def _gradient_conflicts(sync: Mapping[str, Any], codecs: tuple[object, object]) -> list[tuple[str, str]]:
@@ -347,11 +408,31 @@ class FaultSection(Section):
     """Restarts of a failed worker per 10 minutes before its node gives up."""
     grace: Duration = "10 s"
     """Silence after which a node counts as dead and its samples go to others."""
+    outage: Duration = "3 min"
+    """How long the hub may be away while nodes train on: each leases samples for so long ahead."""
+    keep_ledger: bool = True
+    """Each node keeps a copy of the ledger on its disk: one base and the entries after it, to rebuild a lost hub."""
+
+    @property
+    def outage_s(self) -> float:
+        """The same in seconds."""
+        return parse_duration_s(self.outage)
 
     @property
     def grace_s(self) -> float:
         """The same in seconds."""
         return parse_duration_s(self.grace)
+
+
+class SecuritySection(Section):
+    """What is done about pushes that cannot be honest."""
+
+    outliers: Literal["clip", "quarantine", "off"] = "clip"
+    """A push much longer than others is shortened to the limit (`clip`), or not merged at all (`quarantine`)."""
+    factor: Annotated[float, Field(gt=1, le=1e6)] = 10.0
+    """The limit: so many times the median of the latest pushes, or 8 spreads of their logarithms when that is more."""
+    set_aside_after: Annotated[int, Field(ge=0, le=1000)] = 5
+    """Outliers in a row after which a node is taken out of the run; 0: never."""
 
 
 class Job(Section):
@@ -366,6 +447,7 @@ class Job(Section):
     optim: OptimSection = Field(default_factory=OptimSection)
     train: TrainSection = Field(default_factory=TrainSection)
     fault: FaultSection = Field(default_factory=FaultSection)
+    security: SecuritySection = Field(default_factory=SecuritySection)
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -406,6 +488,8 @@ def load_job(path: Path) -> Job:
     try:
         text = body.decode().replace("\r\n", "\n")
         raw = tomllib.loads(text)
+    except RecursionError as error:
+        raise JobFileError(f"{path} is not a job file", cause="it is nested too deeply") from error
     except ValueError as error:
         raise _refusal(str(path), (syntax_problem(error, body),)) from error
     return _parse(raw, source=str(path), lines=key_lines(text))

@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -145,13 +145,28 @@ def _unknown_key(path: KeyPath, root: type[BaseModel]) -> str:
         owner = _owner(name, sections)
         near = f"; it belongs in [{owner}]" if owner else did_you_mean(name, root.model_fields)
         return f"unknown key {name}{near}"
-    section = sections.get(str(parents[0]))
-    known = list(section.model_fields) if section is not None and len(parents) == 1 else []
+    known = _fields_at(root, parents)
     near = did_you_mean(name, known)
     owner = _owner(name, sections)
     if not near and owner:
         near = f"; it belongs in [{owner}]"
     return f"unknown key {name} in [{name_of(parents)}]{near}"
+
+
+def _fields_at(root: type[BaseModel], parents: KeyPath) -> list[str]:
+    """The keys that a table has; empty when it has no class of its own."""
+    kind: type[BaseModel] | None = root
+    for part in parents:
+        field = kind.model_fields.get(str(part)) if kind is not None else None
+        kind = _model_in(field.annotation) if field is not None else None
+    return list(kind.model_fields) if kind is not None else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model of `Model` or `Model | None`; None for anything else."""
+    kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind is not type(None)]
+    is_one = len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], BaseModel)
+    return kinds[0] if is_one else None
 
 
 def _owner(name: str, sections: Mapping[str, type[BaseModel]]) -> str:

@@ -12,6 +12,8 @@ _DURATION_S = {
     **dict.fromkeys(("d", "day", "days"), 86400.0),
 }
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*")
+_RATE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kMGT]?)(?:bit/s)?\s*")
+_SCALE = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def parse_duration_s(text: str | float) -> float:
@@ -26,6 +28,15 @@ def parse_duration_s(text: str | float) -> float:
     if match is None or (unit and unit not in _DURATION_S):
         raise UsageError(f"{text!r} is not a duration", next="write for example 30 s, 10 min, 2 h or 7 d")
     return float(match.group(1)) * _DURATION_S.get(unit, 1.0)
+
+
+def parse_rate(text: str) -> float:
+    """Bits per second from `"20Mbit/s"`, `"1.5 Gbit/s"` or `"80M"`. Raises UsageError for anything else."""
+    match = _RATE.fullmatch(text)
+    rate = float(match.group(1)) * _SCALE[match.group(2)] if match else 0.0
+    if rate <= 0:
+        raise UsageError(f"{text!r} is not a rate", next="write for example 20Mbit/s or 1.5 Gbit/s")
+    return rate
 
 
 def format_bytes(count: float) -> str:

@@ -1,6 +1,7 @@
 """What each command asks of the hub and what it prints, beside a small hub with canned answers."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -262,13 +263,15 @@ def test_logs_name_the_node_and_the_rank_and_carry_no_control_characters(world: 
     body = b"".join(json.dumps(each).encode() + b"\n" for each in (line, agent))
     world.on("GET", "/v1/runs/tiny-1/logs", body)
     done = world.ciuic("logs", "tiny-1", "--node", "us-west")
-    assert done.stdout.splitlines() == [
+    times, lines = zip(*(each.split(" ", 1) for each in done.stdout.splitlines()), strict=True)
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}", each) for each in times)
+    assert list(lines) == [
         "us-west/0 | step 1 \N{REPLACEMENT CHARACTER}[2J",
         "us-west/agent | worker started",
     ]
     assert world.queries[-1] == {"node": ["us-west"], "after": ["0"], "follow": ["0"]}
-    lines = world.ciuic("logs", "tiny-1", "--json").stdout.splitlines()
-    assert [json.loads(each) for each in lines] == [line, agent]
+    documents = world.ciuic("logs", "tiny-1", "--json").stdout.splitlines()
+    assert [json.loads(each) for each in documents] == [line, agent]
 
 
 def test_events_followed_go_on_after_the_last_one_seen(world: CliWorld) -> None:

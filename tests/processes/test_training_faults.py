@@ -105,7 +105,7 @@ def test_sigterm_drains_a_node_and_its_last_steps_count(tmp_path: Path) -> None:
         wait_for(lambda: cluster.member(run, "b").pushes_merged, "a merged push of b")
         assert nodes[1].agent.terminate() == 0
         assert cluster.node_state("b") == "left"
-        assert "drained; " in cluster.await_event("worker.detached", "b").text  # ... leased samples went back
+        assert cluster.await_event("worker.detached", "b").text.startswith("b left the run: drained")
         cluster.await_version(run, cluster.version(run) + 2)
         hurry(records)
         info = cluster.finished(run)
@@ -166,7 +166,8 @@ def test_worker_that_stood_still_loses_nothing_and_the_others_go_on(tmp_path: Pa
         cluster.await_version(run, stopped_at + 6)
         rounds = [r for r in cluster.info(run).rounds if r.version > stopped_at + 1]
         assert rounds
-        assert {(r.why, *r.nodes) for r in rounds} == {("deadline", "a", "b")}
+        assert {tuple(r.nodes) for r in rounds} == {("a", "b")}
+        assert rounds[0].why == "deadline"  # and after the grace nobody waits for it any more
         merged = cluster.member(run, "c").pushes_merged
         worker.resume()
         wait_for(lambda: cluster.member(run, "c").pushes_merged > merged + 1, "work of c again")

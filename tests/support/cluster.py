@@ -100,6 +100,8 @@ class Node:
 
     def __init__(self, cluster: "Cluster", name: str) -> None:
         self.cluster, self.name = cluster, name
+        self.url = ""
+        """By which it reaches the hub, where that is not the hub's own address."""
         self.starts: list[Process] = []
 
     def start(self, *, allow_code: bool = True, **environment: str) -> "Node":
@@ -107,7 +109,7 @@ class Node:
         if not self.starts:
             environment["CIUIC_TOKEN"] = self.cluster.token()
         home = self.cluster.folder / f"node-{self.name}"
-        arguments = ["node", "join", self.cluster.url, "--location", self.name, "--home", str(home)]
+        arguments = ["node", "join", self.url or self.cluster.url, "--location", self.name, "--home", str(home)]
         arguments += ["--allow-code"] if allow_code else []
         log = self.cluster.folder / f"{self.name}-{len(self.starts)}.log"
         self.starts.append(Process(self.name, log, arguments, self.cluster.environment(**environment)))
@@ -149,11 +151,15 @@ class Node:
 
     def kill_everything(self) -> None:
         """The machine loses power: agent, guard and workers are gone at once."""
+        self.signal_everything(signal.SIGKILL)
+        self.agent.popen.wait(END_S)
+
+    def signal_everything(self, number: signal.Signals) -> None:
+        """The same signal to agent, guard and workers."""
         below = psutil.Process(self.agent.popen.pid).children(recursive=True)
         for pid in [self.agent.popen.pid, *(process.pid for process in below)]:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.agent.popen.wait(END_S)
+                os.kill(pid, number)
 
 
 def _is_worker(process: psutil.Process) -> bool:
@@ -176,6 +182,10 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.home = folder / "hub-home"
+        self.host = "127.0.0.1"
+        """Where the hub listens from its next start on."""
+        self.names: tuple[str, ...] = ()
+        """Names that its certificate covers."""
         self.nodes: dict[str, Node] = {}
         self.hubs: list[Process] = []
         self.runs: list[str] = []
@@ -210,7 +220,8 @@ class Cluster:
     def start_hub(self) -> None:
         """The first time on any free port, later on the same one."""
         port = self.url.rsplit(":", 1)[1] if self.hubs else "0"
-        arguments = ["hub", "start", "--host", "127.0.0.1", "--port", port, "--home", str(self.home)]
+        arguments = ["hub", "start", "--host", self.host, "--port", port, "--home", str(self.home)]
+        arguments += [part for name in self.names for part in ("--name", name)]
         hub = Process("hub", self.folder / f"hub-{len(self.hubs)}.log", arguments, self.environment())
         self.hubs.append(hub)
         wait_for(lambda: "hub ready at" in hub.said() or not hub.is_alive, "a hub that is ready")
@@ -232,7 +243,7 @@ class Cluster:
 
     @property
     def operator(self) -> HubClient:
-        if self._operator is None:
+        if self._operator is None or self._operator.address.url != self.url:  # the hub may have moved
             folder = self.home / "operator"
             self._operator = self.client(folder / "authority.pem", folder / "operator.pem", folder / "operator.key")
         return self._operator
@@ -245,8 +256,7 @@ class Cluster:
     def add_nodes(self, *names: str, **options: Any) -> list[Node]:
         """Start nodes side by side and wait until the hub has heard all of them."""
         for name in names:
-            self.nodes[name] = Node(self, name)
-            self.nodes[name].start(**options)
+            self.nodes.setdefault(name, Node(self, name)).start(**options)
         added = [self.nodes[name] for name in names]
         for node in added:
             wait_for(lambda n=node: self.node_state(n.name) == "idle" or not n.agent.is_alive, f"node {node.name}")
@@ -254,9 +264,12 @@ class Cluster:
                 raise AssertionError(f"{node.name} did not start: {node.said()}")
         return added
 
+    def node_infos(self) -> list[NodeInfo]:
+        return self.operator.call("GET", "/v1/nodes", None, list[NodeInfo])
+
     def node_state(self, name: str) -> str:
-        found = self.operator.call("GET", "/v1/nodes", None, list[NodeInfo])
-        return next((node.state for node in found if node.node_id == name and node.last_seen_s is not None), "")
+        seen = {node.node_id: node.state for node in self.node_infos() if node.last_seen_s is not None}
+        return seen.get(name, "")
 
     def submit(self, job: dict[str, Any]) -> str:
         reply = self.operator.call("POST", "/v1/runs", SubmitRequest(job=job), SubmitReply)
@@ -300,6 +313,7 @@ class Cluster:
         assert info.samples.committed == info.samples.total
         assert info.samples.lost == 0
         assert info.loss_consistent is not False
+        assert self.events("push.clipped", "node.set_aside") == [], "honest pushes are no outliers"
         assert {tuple(node.final_digests) for node in info.nodes if node.final_digests} == {tuple(info.digests)}
         return info
 

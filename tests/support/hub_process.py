@@ -38,7 +38,10 @@ import sys
 from pathlib import Path
 from ciuic.hub.config import HubConfig
 from ciuic.hub.server import serve
+from ciuic.hub.limits import LimitSettings
 home, port, settings = Path(sys.argv[1]), int(sys.argv[2]), eval(sys.argv[3], {})
+if "limits" in settings:
+    settings["limits"] = LimitSettings(**settings["limits"])
 sys.exit(serve(HubConfig(home=home, host="127.0.0.1", port=port, **settings)))
 """
 READY_S = 60.0

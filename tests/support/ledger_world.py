@@ -68,7 +68,7 @@ class World:
 
     def __init__(self, folder: Path, *, nodes: int, fragments: int, codec: str, total: int, max_staleness: int) -> None:
         self.folder, self.now = folder, 100.0
-        self.layout = small_layout(fragments)
+        self.layout = self.make_layout(fragments)
         self.job = parse_job(
             {
                 "train": {"samples": total},
@@ -90,6 +90,9 @@ class World:
         self.decoded: dict[tuple[int, str, int, int], np.ndarray] = {}
         for i in range(nodes):
             self.start(f"n{i}")
+
+    def make_layout(self, fragments: int) -> Layout:
+        return small_layout(fragments)
 
     def _count(self, fragment: int) -> int:
         return self.layout.fragment_shape(fragment).element_count

@@ -114,6 +114,12 @@ def test_durations_are_read_with_their_units() -> None:
         ({"data": {"streaming": True}, "train": {"samples": 1}}, "data.streaming needs data.hf"),
         ({"nodes": {"min": 4, "max": 2}}, "nodes.max is 2, less than nodes.min, which is 4"),
         ({"train": {"samples": 1, "epochs": 1}}, "[train] takes samples or epochs, not both"),
+        ({"sync": {"fragment_by": "expert"}}, "needs sync.fragments of at least 2"),
+        (
+            {"sync": {"fragment_by": "expert", "fragments": 4, "send": "gradient"}},
+            'needs sync.send = "pseudo_gradient"',
+        ),
+        ({"sync": {"fragment_by": "layer"}}, "sync.fragment_by must be"),
         ({"sync": {"overlap": 1}}, "sync.overlap must be 'auto' or true or false, not 1"),
         ({"sync": {"deadline": "soon"}}, "a duration like"),
         ({"sync": {"compression": {"up": "1-bit"}}}, "sync.compression.down is missing"),

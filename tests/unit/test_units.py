@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciuic.errors import UsageError
-from ciuic.units import format_bytes, format_count, format_duration, format_rate, parse_duration_s
+from ciuic.units import format_bytes, format_count, format_duration, format_rate, parse_duration_s, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -99,3 +99,16 @@ def test_a_number_never_has_four_digits_where_a_larger_unit_has_one(value: int) 
         number = float(text.split(" ")[0].rstrip("kMGT"))
         assert number < 1000 or "T" in text
         assert "e" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("20Mbit/s", 20e6), ("1.5 Gbit/s", 1.5e9), ("80M", 80e6), ("64kbit/s", 64e3)]
+)
+def test_rates_are_read(text: str, rate: float) -> None:
+    assert parse_rate(text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0", "-1M", "5MB/s"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a rate"):
+        parse_rate(text)

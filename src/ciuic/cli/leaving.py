@@ -1,4 +1,4 @@
-"""Taking this machine's node out of its network: the running agent drains, or we say goodbye in its place."""
+"""This machine's node takes no more work, or leaves: the running agent drains, or we say goodbye in its place."""
 
 import os
 import secrets
@@ -38,6 +38,19 @@ def leave_network(home: Path, location: str) -> NodeIdentity:
     return identity
 
 
+def drain_agent(home: Path, location: str, *, undo: bool) -> NodeIdentity:
+    """Tell the running agent to take no new work, or to take work again; who it is.
+
+    Raises UsageError when it is not clear which node, ConflictError when no agent runs.
+    """
+    identity = _find(home, location)
+    if not _signal_agent(identity.folder, signal.SIGUSR2 if undo else signal.SIGUSR1):
+        raise ConflictError(
+            f"no agent of {identity.node_id} runs on this machine", next="start it with: ciuic node join URL --location"
+        )
+    return identity
+
+
 def _find(home: Path, location: str) -> NodeIdentity:
     names = [location] if location else _locations(home)
     identity = load_identity(node_folder(home, names[0])) if len(names) == 1 else None
@@ -58,8 +71,8 @@ def _known(home: Path) -> str:
     return f"name one with --location: {', '.join(names)}" if names else "join first with `ciuic node join`"
 
 
-def _signal_agent(folder: Path) -> int:
-    """Tell the agent that holds `folder` to drain; its process id, 0 when no agent runs."""
+def _signal_agent(folder: Path, number: signal.Signals = signal.SIGTERM) -> int:
+    """Tell the agent that holds `folder` to leave (or another signal); its process id, 0 when no agent runs."""
     try:
         with held(folder):
             return 0
@@ -68,7 +81,7 @@ def _signal_agent(folder: Path) -> int:
     if not text.isdecimal():
         raise ConflictError("the agent of this node is just starting", next="try again in a moment")
     try:
-        os.kill(int(text), signal.SIGTERM)
+        os.kill(int(text), number)
     except ProcessLookupError:
         return 0
     except PermissionError:

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from ciuic import __version__
-from ciuic.cli import bench, follow, hub, local, node, plan, runs
+from ciuic.cli import bench, follow, hub, lab, local, node, nodes, plan, runs
 from ciuic.cli.output import print_error, print_line
 from ciuic.errors import CiuicError, UsageError
 
@@ -41,7 +41,7 @@ COMMANDS: dict[str, typer.Typer | Callable[..., object]] = {
     "demo": local.demo,
     "hub": hub.app,
     "node": node.app,
-    "nodes": node.nodes,
+    "nodes": nodes.app,
     "plan": plan.plan,
     "run": runs.run,
     "ps": runs.ps,
@@ -52,6 +52,7 @@ COMMANDS: dict[str, typer.Typer | Callable[..., object]] = {
     "stop": runs.stop,
     "resume": runs.resume,
     "dash": local.dash,
+    "lab": lab.app,
     "bench": bench.bench,
     "schema": local.schema,
     "env": local.env,

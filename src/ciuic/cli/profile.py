@@ -6,6 +6,7 @@
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ciuic.net.client import HubClient
 
 MAX_PROFILE_BYTES = 65536
+RENEW_BEFORE_S = 30 * 86400.0
 _REWRITE = "start the hub again to rewrite it"
 
 
@@ -88,4 +90,16 @@ def operator_client(home: Path | None = None) -> "HubClient":
     from ciuic.net.client import HubClient
 
     profile = load_operator_profile(home)
-    return HubClient(profile.url, profile.authority.read_bytes(), profile.cert, profile.key, purpose="operator")
+    client = HubClient(profile.url, profile.authority.read_bytes(), profile.cert, profile.key, purpose="operator")
+    if _ends_soon(profile.cert):
+        from ciuic.cli.operators import renew_quietly
+
+        renew_quietly(profile, client)
+    return client
+
+
+def _ends_soon(cert: Path) -> bool:
+    """Its last month has begun."""
+    from ciuic.net.tls import certificate_ends_at
+
+    return certificate_ends_at(cert.read_bytes()) - time.time() < RENEW_BEFORE_S

@@ -4,10 +4,11 @@ import time
 from collections.abc import Iterable
 
 from ciuic.cli.output import Grid, clean
-from ciuic.net.messages import Event, HubInfo, LogLine, NodeInfo, NodeInRun, RunInfo, Verdict
-from ciuic.units import format_bytes, format_count, format_duration, format_rate
+from ciuic.net.messages import Event, HubInfo, LogLine, NodeInRun, RunInfo, Verdict
+from ciuic.units import format_bytes, format_count, format_duration
 
 ENDED = ("finished", "stopped", "failed")
+RUNS_NAMED = 3
 
 
 class LogRecord(LogLine):
@@ -15,31 +16,6 @@ class LogRecord(LogLine):
 
     id: int
     node_id: str
-
-
-def nodes_grid(nodes: Iterable[NodeInfo]) -> Grid:
-    """All nodes of a network: what they claim beside what was measured."""
-    columns = ("node", "location", "state", "run", "claimed", "up", "down", "round trip", "last seen")
-    return Grid(
-        columns=columns,
-        rows=[_node_row(node) for node in nodes],
-        empty="no nodes yet: make a token with `ciuic hub token create`, then `ciuic node join` on each machine",
-    )
-
-
-def _node_row(node: NodeInfo) -> tuple[str, ...]:
-    measured = node.measured
-    return (
-        node.node_id,
-        node.location,
-        node.state,
-        node.run_id or "-",
-        ", ".join(f"{key} {value:g}" for key, value in sorted(node.claimed.items())) or "-",
-        format_rate(measured["up_bits_per_s"]) if "up_bits_per_s" in measured else "-",
-        format_rate(measured["down_bits_per_s"]) if "down_bits_per_s" in measured else "-",
-        format_duration(measured["rtt_s"]) if "rtt_s" in measured else "-",
-        "not since the hub started" if node.last_seen_s is None else f"{format_duration(node.last_seen_s)} ago",
-    )
 
 
 def runs_grid(runs: Iterable[RunInfo], now: float) -> Grid:
@@ -114,8 +90,18 @@ def hub_facts(hub: HubInfo, now: float) -> list[tuple[str, str]]:
         ("hub", hub.url),
         ("version", hub.version),
         ("up for", format_duration(max(0.0, now - hub.started_at))),
-        ("disk free", format_bytes(hub.disk_free_bytes)),
+        ("disk", f"{format_bytes(hub.disk_free_bytes)} free; {_disk_use(hub)}"),
     ]
+
+
+def _disk_use(hub: HubInfo) -> str:
+    """What the hub's own files take; the largest runs are named."""
+    runs = sorted(hub.disk.runs.items(), key=lambda item: -item[1])
+    text = f"{format_bytes(hub.disk.database_bytes + sum(hub.disk.runs.values()))} used"
+    text += f": database {format_bytes(hub.disk.database_bytes)}"
+    text += "".join(f", {run_id} {format_bytes(size)}" for run_id, size in runs[:RUNS_NAMED])
+    rest = runs[RUNS_NAMED:]
+    return text + (f", {len(rest)} more runs {format_bytes(sum(size for _, size in rest))}" if rest else "")
 
 
 def progress_line(run: RunInfo) -> str:

@@ -86,7 +86,8 @@ class NodeApi:
             desired, epoch = await self._desk.short(self._hub.desired, node_id, request.agent_incarnation)
             left_s = began_s + min(request.wait_s, desired.heartbeat_s) - time.monotonic()
             if desired.revision != request.known_revision or left_s <= 0 or board.is_closed:
-                return reply(self._heartbeat_reply(desired, epoch))
+                renew = self._hub.gatekeeper.wants_renewal(call.known.serial)
+                return reply(msgspec.structs.replace(self._heartbeat_reply(desired, epoch), renew=renew))
             await board.wait(node_topic(node_id), seen, left_s)
 
     def _heartbeat_reply(self, desired: Desired, epoch: int) -> HeartbeatReply:
@@ -99,6 +100,7 @@ class NodeApi:
             stop_worker=desired.stop_worker,
             heartbeat_s=desired.heartbeat_s,
             hub_time=time.time(),
+            measure_ticket=desired.measure_ticket,
         )
 
     async def logs(self, call: Call) -> Response:

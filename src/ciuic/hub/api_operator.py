@@ -5,7 +5,15 @@ from starlette.routing import Route
 
 from ciuic.hub.auth import OPERATORS
 from ciuic.hub.endpoints import MIB, Call, Desk, reply
-from ciuic.net.messages import CreateTokenReply, CreateTokenRequest, Ok, SubmitRequest, SyncRequest, decode
+from ciuic.net.messages import (
+    CreateTokenReply,
+    CreateTokenRequest,
+    MeasureReply,
+    Ok,
+    SubmitRequest,
+    SyncRequest,
+    decode,
+)
 from ciuic.net.tokens import make_token
 
 
@@ -27,6 +35,7 @@ class OperatorApi:
             route("POST", "/v1/runs/{run}/resume", self.resume, roles=OPERATORS),
             route("POST", "/v1/runs/{run}/sync", self.change_sync, roles=OPERATORS),
             route("POST", "/v1/nodes/{node}/evict", self.evict, roles=OPERATORS),
+            route("POST", "/v1/nodes/{node}/measure", self.measure, roles=OPERATORS),
         ]
 
     async def create_token(self, call: Call) -> Response:
@@ -55,3 +64,7 @@ class OperatorApi:
     async def evict(self, call: Call) -> Response:
         await self._desk.short(self._hub.evict, call.path("node"), call.name)
         return reply(Ok())
+
+    async def measure(self, call: Call) -> Response:
+        """Ask the node to measure itself with its next heartbeat."""
+        return reply(MeasureReply(ticket=await self._desk.short(self._hub.ask_measure, call.path("node"))))

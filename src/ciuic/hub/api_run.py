@@ -5,14 +5,18 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
-from ciuic.errors import ConflictError
+from ciuic.errors import ConflictError, MovedError
 from ciuic.hub.auth import NODES
+from ciuic.hub.chunks import ChunkApi
+from ciuic.hub.courtesy import ChunkLists, Courtesy, SnapshotResponse
 from ciuic.hub.endpoints import MIB, Call, Desk, reply
 from ciuic.hub.events import ANYTHING, run_topic
-from ciuic.hub.runs import Ledger
+from ciuic.hub.runs import Ledger, Sharded
+from ciuic.hub.spool import Spool
+from ciuic.net.chunks import Manifest
 from ciuic.net.messages import (
     AttachReply,
     AttachRequest,
@@ -20,6 +24,7 @@ from ciuic.net.messages import (
     EvaluationRequest,
     LeaseRequest,
     Ok,
+    PushReply,
     ReportRequest,
     decode,
 )
@@ -35,18 +40,14 @@ BYTES_PER_ELEMENT = 5
 FRAME_OVERHEAD_BYTES = 4 * MIB
 
 
-class SnapshotResponse(FileResponse):
-    """A file, or the part of it that Range asks for, in pieces that keep TLS busy."""
-
-    chunk_size = 512 * 1024
-
-
 class RunApi:
     """Handlers; `routes` says which is where."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._hub = desk.hub
+        self._chunks = ChunkApi(desk, Spool(desk.hub.config.folder / "spool"), self)
+        self._courtesy, self._lists = Courtesy(), ChunkLists()
 
     def routes(self) -> list[Route]:
         """All endpoints of this part."""
@@ -61,6 +62,8 @@ class RunApi:
             route("GET", f"{run}/entries", self.entries, roles=NODES),
             route("PUT", f"{run}/snapshot", self.put_snapshot, roles=NODES, limit_bytes=0),
             route("GET", f"{run}/snapshot", self.get_snapshot, roles=NODES),
+            route("GET", f"{run}/snapshot/chunks", self.list_chunks, roles=NODES),
+            *self._chunks.routes(),
         ]
 
     async def attach(self, call: Call) -> Response:
@@ -105,10 +108,14 @@ class RunApi:
         return reply(Ok())
 
     async def push(self, call: Call) -> Response:
-        if not await self._ledger(call, lambda ledger: ledger.knows(call.name)):
-            raise ConflictError(f"{call.name} has no place in {call.path('run')}", next="attach first")
+        await self._check_place(call)
         frame = await call.read(await self._frame_limit(call))
         return reply(await self._ledger(call, lambda ledger: ledger.push(call.name, frame)))
+
+    async def _check_place(self, call: Call) -> None:
+        """Before a push is read. Raises ConflictError."""
+        if not await self._ledger(call, lambda ledger: ledger.knows(call.name)):
+            raise ConflictError(f"{call.name} has no place in {call.path('run')}", next="attach first")
 
     async def put_snapshot(self, call: Call) -> Response:
         fragment = call.number("fragment")
@@ -122,7 +129,13 @@ class RunApi:
     async def get_snapshot(self, call: Call) -> Response:
         fragment, version = call.number("fragment"), call.number("version")
         path = await self._ledger(call, lambda ledger: ledger.snapshot_path(fragment, version))
-        return SnapshotResponse(path, media_type="application/octet-stream")
+        return SnapshotResponse(path, self._courtesy)
+
+    async def list_chunks(self, call: Call) -> Response:
+        """What a snapshot consists of, so that it can be fetched in parts and from others."""
+        fragment, version = call.number("fragment"), call.number("version")
+        path = await self._ledger(call, lambda ledger: ledger.snapshot_path(fragment, version))
+        return reply(await self._desk.long(self._lists.of, path))
 
     async def entries(self, call: Call) -> Response:
         """The entries after a version, one after the other; held for up to wait_s while there are none."""
@@ -133,11 +146,36 @@ class RunApi:
             seen = board.seen(topic)
             frames = await self._ledger(call, lambda ledger: ledger.entries_after(fragment, after, ENTRIES_BYTES))
             if frames:
+                self._courtesy.urgent(call.request.scope)
                 return Response(b"".join(frames), media_type="application/octet-stream")
             left_s = until_s - time.monotonic()
             if left_s <= 0 or board.is_closed:
                 return Response(status_code=204)
             await board.wait(topic, seen, left_s)
+
+    # ---- large bodies, in chunks
+
+    async def most_bytes(self, call: Call) -> int:
+        """As Taker wants it."""
+        if not await self._ledger(call, lambda ledger: ledger.knows(call.name)):
+            await self._check_assigned(call)
+        return await self._frame_limit(call)
+
+    async def expect(self, call: Call, manifest: Manifest) -> None:
+        """As Taker wants it: a push of a node with a place, or version 0; of a fragment that is served here."""
+        await (self._check_place(call) if manifest.what == "push" else self._check_assigned(call))
+        url = await self._ledger(call, lambda ledger: _place_of(ledger, manifest.fragment))
+        if url:
+            raise MovedError(f"fragment {manifest.fragment} is served at {url}", next="ask the hub where")
+
+    async def take(self, call: Call, manifest: Manifest, frame: bytes) -> PushReply | None:
+        """As Taker wants it."""
+        if manifest.what == "push":
+            return await self._ledger(call, lambda ledger: ledger.push(call.name, frame))
+        await self._ledger(call, lambda ledger: ledger.put_snapshot(call.name, manifest.fragment, frame))
+        return None
+
+    # ---- helpers
 
     async def _frame_limit(self, call: Call) -> int:
         """How large a frame of this run's model can be. Raises ConflictError while the model is not known."""
@@ -151,3 +189,9 @@ class RunApi:
     async def _ledger(self, call: Call, work: Callable[[Ledger], T]) -> T:
         run_id = call.path("run")
         return await self._desk.long(lambda: work(self._hub.ledger(run_id)))
+
+
+def _place_of(ledger: Ledger, fragment: int) -> str:
+    """Where a shard serves the fragment; empty: here, or nowhere (the push itself is refused then)."""
+    places = ledger.places() if isinstance(ledger, Sharded) else []
+    return places[fragment] if fragment < len(places) else ""

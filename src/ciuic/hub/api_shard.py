@@ -7,8 +7,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ciuic.errors import NotFoundError
-from ciuic.hub.api_run import SnapshotResponse
 from ciuic.hub.auth import NODES, OPERATORS, SHARDS, VIEWERS
+from ciuic.hub.courtesy import Courtesy, SnapshotResponse
 from ciuic.hub.endpoints import MIB, Call, Desk, reply
 from ciuic.hub.events import ANYTHING
 from ciuic.hub.events import SHARDS as SHARDS_TOPIC
@@ -61,7 +61,7 @@ class ShardApi:
             await board.wait(SHARDS_TOPIC, seen, min(left_s, LOOK_AGAIN_S))
 
     async def renew(self, call: Call) -> Response:
-        return reply(await self._desk.short(self._hub.renew_shard, call.name, decode(call.body, RenewRequest)))
+        return reply(await self._desk.short(self._hub.renew_shard, call.known, decode(call.body, RenewRequest)))
 
     async def report(self, call: Call) -> Response:
         request = decode(call.body, ShardReport)
@@ -98,4 +98,4 @@ def moved_file(folder: Path, name: str) -> Response:
     path = folder / name
     if not FETCHED.fullmatch(name) or not path.is_file():
         raise NotFoundError(f"a fragment has no file {name[:100]!r}")
-    return SnapshotResponse(path, media_type="application/octet-stream")
+    return SnapshotResponse(path, Courtesy())

@@ -97,6 +97,7 @@ class Attaching:
         ledger.journal.append(Attached(node=node, incarnation=incarnation, returned=returned, totals=member.summed()))
         again = member.incarnation > 0
         member.attach(incarnation)
+        ledger.heard(member)
         ledger.epoch += 1
         back = sum(b - a for a, b in returned)
         text = f"{node} is back (incarnation {incarnation})" if again else f"{node} trains"

@@ -5,6 +5,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from ciuic.errors import ProtocolError
 from ciuic.hub.records import Run
+from ciuic.hub.selection import needs_code, requirements_of
 from ciuic.job import Job
 from ciuic.net.messages import HeartbeatRequest, LogLine
 
@@ -87,8 +88,11 @@ def new_run(job: Job, *, number: int, submit_token: str, wall_s: float) -> Run:
         min_nodes=job.nodes.min,
         max_nodes=job.nodes.max,
         locations=list(job.nodes.locations),
+        require=requirements_of(job),
+        replace=job.nodes.replace,
+        replace_after_s=job.nodes.replace_after_s,
         grace_s=max(LEAST_GRACE_S, job.fault.grace_s),
-        needs_code=job.model.entry is not None or job.model.command is not None,
+        needs_code=needs_code(job),
         submit_token=submit_token,
         created_at=wall_s,
     )

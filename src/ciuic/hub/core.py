@@ -7,6 +7,7 @@ that finds space. Effects on ledgers run afterwards, in order, on a thread of th
 
 import copy
 import secrets
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -19,11 +20,13 @@ import structlog
 import xxhash
 
 from ciuic.errors import CiuicError, ConflictError, LedgerDamagedError, StorageError
+from ciuic.hub.absence import Alive, started_line
 from ciuic.hub.auth import serial_of
 from ciuic.hub.checks import check_beat, check_fields, check_log_lines, free_name, new_run, node_stem
 from ciuic.hub.choosing import Chooser
 from ciuic.hub.config import HubConfig
 from ciuic.hub.events import ANYTHING, EVENTS, SHARDS, Board, logs_topic, node_topic, run_topic
+from ciuic.hub.gatekeeper import Gatekeeper
 from ciuic.hub.records import (
     OPEN_RUN,
     Action,
@@ -58,7 +61,7 @@ from ciuic.net.messages import (
     SyncRequest,
 )
 from ciuic.net.shard_messages import KnownVersion, RenewReply, RenewRequest, ShardReply, ShardReport, ShardView
-from ciuic.net.tls import Authority
+from ciuic.net.tls import Authority, Identity
 
 T = TypeVar("T")
 
@@ -105,10 +108,17 @@ class Hub:
         self.shards = ShardBook(config.folder / "shards.json", clock=self._clocks.mono_s)
         self.shelf = Shelf(folder, open_ledger, say=self.say, wake=self._wake_run, opened=self._opened)
         self._state = HubState(epoch=store.epoch(), nodes=store.nodes(), runs=store.runs(), grace_s=config.grace_s)
+        self.gatekeeper = Gatekeeper(store.database, authority, say=self.say, wall_s=self._clocks.wall_s)
+        known = {node.node_id: node.serial for node in self._state.nodes.values() if node.presence != "evicted"}
+        self.gatekeeper.note_known(known)
         self._lock = threading.RLock()
         self._pending = Effects()
         self._complaints: dict[str, str] = {}
         self._chooser = Chooser()
+        self._alive = Alive(config.folder)
+        before = store.latest_events(1)
+        self._before = (self._alive.last_seen(), before[0].kind if before else "")
+        """When a hub last worked in this folder, and what it said last."""
         self._strays: dict[tuple[str, str], float] = {}
         """Since when a ledger has counted on a node that is not in the run."""
         self._errands = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hub-errands")
@@ -150,7 +160,7 @@ class Hub:
     def _free_name(self, stem: str, role: Role) -> str:
         if role == "shard":
             return self.shards.take_name(stem)
-        return free_name(stem, self._state.nodes) if role == "node" else stem
+        return free_name(stem, self._state.nodes) if role == "node" else self.gatekeeper.free_operator_name(stem)
 
     def _enrol(self, now: Moment, request: JoinRequest, admission: Admission, reply: JoinReply) -> None:
         name, out = reply.node_id, Effects()
@@ -190,6 +200,11 @@ class Hub:
     def evict(self, node_id: str, by: str) -> None:
         """Raises NotFoundError, StorageError."""
         self._change(lambda now, out: self._state.evict(now, node_id, by, out))
+        self.gatekeeper.revoke(node_id, "node", by)
+
+    def ask_measure(self, node_id: str) -> int:
+        """Let the node measure itself; the ticket. Raises NotFoundError, ConflictError, StorageError."""
+        return self._change(lambda now, out: self._state.ask_measure(now, node_id, out))
 
     def node(self, node_id: str) -> Node | None:
         """The node's row, for checking a certificate. Without the lock: the event loop must not wait for a disk."""
@@ -219,11 +234,37 @@ class Hub:
                 if request.submit_token and run.submit_token == request.submit_token:
                     self._settle(self._clocks.now(), Effects())  # it may have found no space the first time
                     return SubmitReply(run_id=run.run_id, created=False)
-            number = 1 + max((run.number for run in runs.values()), default=0)
+            number = self._next_number()
             token = request.submit_token
             run = new_run(job, number=number, submit_token=token, wall_s=self._clocks.wall_s())
             self._change(lambda now, out: self._state.queue.submit(now, run, out))
             return SubmitReply(run_id=run.run_id, created=True)
+
+    def _next_number(self) -> int:
+        numbers = (run.number for run in self._state.queue.runs.values())
+        return 1 + max(self.store.last_number(), max(numbers, default=0))
+
+    def adopt_run(self, run: Run, line: Announce) -> None:
+        """A run whose ledger is in its folder already; it may be resumed. Raises StorageError."""
+        with self._lock:
+            known = self._state.queue.runs.get(run.run_id)
+            run.number = known.number if known is not None else self._next_number()
+            self._state.queue.runs[run.run_id] = run
+
+            def event(now: Moment, out: Effects) -> None:
+                out.save_run(run)
+                out.add(line)
+                out.add(CloseRun(run_id=run.run_id))
+
+            self._change(event)
+
+    def remove_run(self, run_id: str, line: Announce) -> None:
+        """Forget a run that is over; its files are gone already. Raises NotFoundError, StorageError."""
+        with self._lock:
+            run = self._state.queue.get(run_id)
+            self.store.remove_run(run, line, self._clocks.wall_s())
+            del self._state.queue.runs[run_id]
+        self.board.notify(ANYTHING, EVENTS)
 
     def stop_run(self, run_id: str) -> None:
         """Raises NotFoundError, ConflictError, StorageError."""
@@ -266,7 +307,7 @@ class Hub:
     def ledger(self, run_id: str) -> Ledger:
         """The ledger of a run at work. Raises NotFoundError, ConflictError, StorageError."""
         run = self.run(run_id)
-        return self.shelf.get(run, has_members=bool(self.members(run_id)))
+        return self.shelf.get(run, has_members=run.state == "finished" and bool(self.members(run_id)))
 
     # ---- shards ----------------------------------------------------------------------------------------------------
 
@@ -277,17 +318,19 @@ class Hub:
             raise ConflictError(f"{run_id} has no shards")
         return ledger
 
-    def renew_shard(self, shard: str, request: RenewRequest) -> RenewReply:
-        """A new certificate under the same name. Raises CertificateError."""
-        pem = self.authority.issue_shard(request.csr_pem, common_name=shard, names=request.names)
-        self.say(Announce(kind="shard.renewed", text=f"{shard} has a new certificate for {', '.join(request.names)}"))
+    def renew_shard(self, shard: Identity, request: RenewRequest) -> RenewReply:
+        """A new certificate under the same name. Raises CertificateError, OverloadedError, StorageError."""
+        pem, names = self.gatekeeper.renew(shard, request.csr_pem, request.names), ", ".join(request.names)
+        self.say(Announce(kind="shard.renewed", text=f"{shard.name} has a new certificate for {names}"))
         return RenewReply(certificate_pem=pem.decode("ascii"))
 
     def shard_view(self, shard: str) -> ShardView:
         """All that a shard has to know now."""
         parts = [part for x in self.shelf.ledgers() if isinstance(x, Sharded) and (part := x.part_for(shard))]
-        serials = {n.node_id: n.serial for n in list(self._state.nodes.values()) if n.presence != "evicted"}
-        view = ShardView(number="", runs=parts, serials=serials if parts else {})
+        members = [n.node_id for n in list(self._state.nodes.values()) if parts and n.presence != "evicted"]
+        serials, revoked = self.gatekeeper.serials(members), self.gatekeeper.revoked_serials()
+        renew = self.gatekeeper.shard_should_renew(shard)
+        view = ShardView(number="", runs=parts, serials=serials, revoked=revoked, renew=renew)
         return msgspec.structs.replace(view, number=xxhash.xxh3_64_hexdigest(msgspec.json.encode(view)))
 
     def shard_report(self, shard: str, report: ShardReport) -> ShardReply:
@@ -301,11 +344,20 @@ class Hub:
 
     # ---- time ------------------------------------------------------------------------------------------------------
 
+    def first_words(self, url: str) -> Announce:
+        """That the hub has started, and how long it was away."""
+        last_seen, last_kind = self._before
+        return started_line(url, self.boot_id.split("-")[0], last_seen, self.started_at, last_kind)
+
     def tick(self) -> list[str]:
         """Let time pass for nodes and queue; returns the runs whose ledgers want a tick."""
+        self._alive.touch(self._clocks.wall_s())
         try:
             self._change(self._state.tick)
-            self._complaints.pop("", None)
+            self.gatekeeper.tick()
+            if self._complaints.pop("", None) is not None:
+                text = "the hub's database can be written again; nothing that was acknowledged was lost"
+                self.say(Announce(kind="storage.back", text=text))
         except StorageError as error:
             self._complain("the state is not stored yet", error)
         with self._lock:
@@ -388,7 +440,7 @@ class Hub:
                 runs=out.runs.values(),
                 epoch=out.epoch,
                 lines=out.announced,
-                also=lambda db: self.tokens.redeem(db, *admission) if admission else None,
+                also=lambda db: self._let_in(db, *admission) if admission else None,
             )
             self._pending = Effects()
             self.board.notify(ANYTHING, *([EVENTS] if out.announced else []))
@@ -397,6 +449,11 @@ class Hub:
                 self.board.notify(node_topic(action.node_id))
             elif not isinstance(action, Announce):
                 self._errands.submit(self._do, action)
+
+    def _let_in(self, db: sqlite3.Connection, admission: Admission, reply: JoinReply) -> None:
+        """In the transaction that stores a newcomer: the token's use, and its certificate."""
+        self.tokens.redeem(db, admission, reply)
+        self.gatekeeper.book.put(self.gatekeeper.certificate(reply.certificate_pem), db=db)
 
     def _do(self, action: Action) -> None:
         """On the errands' thread: what the state machine wants of ledgers."""
@@ -408,11 +465,18 @@ class Hub:
             elif isinstance(action, NodeGone):
                 self._node_gone(action)
             elif isinstance(action, WorkerEnded):
-                self.ledger(action.run_id).node_gone(action.node_id)
+                self._worker_ended(action)
         except CiuicError as error:
             _log.warning("errand failed", errand=type(action).__name__, error=str(error))
         except Exception:  # noqa: BLE001 - a bug in one errand must not end the thread that does all of them
             _log.exception("errand crashed", errand=type(action).__name__)
+
+    def _worker_ended(self, action: WorkerEnded) -> None:
+        returned = self.ledger(action.run_id).node_gone(action.node_id)
+        if returned:
+            text = f"the worker of {action.node_id} has ended; its {returned:,} leased samples went back"
+            data = {"samples": returned}
+            self.say(Announce(kind="worker.ended", run_id=action.run_id, node_id=action.node_id, text=text, data=data))
 
     def _node_gone(self, action: NodeGone) -> None:
         ledger = self.shelf.peek(action.run_id)  # one that is not open is reconciled when it is opened

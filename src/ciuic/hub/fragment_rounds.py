@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ciuic.errors import ConflictError, MovedError, NotFoundError, StorageError
+from ciuic.hub.access import averaged
 from ciuic.hub.admission import check_version_0, refusal
+from ciuic.hub.quarantine import Outliers, clipped_weights, outlier_rule
 from ciuic.job import Job
 from ciuic.ledger.aggregate import Aggregator, Facts
 from ciuic.ledger.entry import EntryHeader, Push, Rejection, StepFacts, snapshot_from_frame
@@ -22,6 +24,9 @@ from ciuic.ledger.replay import Rebuilt, rebuild
 from ciuic.ledger.settings import Settings
 from ciuic.ledger.store import FragmentStore
 from ciuic.net.shard_messages import RunView
+
+if TYPE_CHECKING:
+    from ciuic.hub.live import LiveView
 
 SNAPSHOT_SHARE = 0.5
 """A snapshot is written when the entries since the last one exceed this share of the base: a joiner's download and a
@@ -58,6 +63,12 @@ class Closed:
     entry_bytes: int
     rejected: tuple[tuple[Rejection, Push], ...] = ()
     """Accepted pushes that are not merged after all."""
+    missing: tuple[str, ...] = ()
+    """Nodes that the round expected and did without."""
+    waited_s: float = 0.0
+    """How long it would wait for them after its first push."""
+    snapshot_bytes: int = 0
+    """Of the snapshot that was written after it; 0: none was due."""
     snapshot_problem: str = ""
 
 
@@ -79,6 +90,9 @@ class FragmentRounds:
         """(incarnation, newest accepted sequence) of each node."""
         self.touched = 1.0
         """Share of the fragment that a push moves, averaged over the latest ones."""
+        self.access: float | None = None
+        """How many experts of it a token reaches, averaged over the latest pushes; None: not known."""
+        self.outliers = Outliers(outlier_rule(ground.job))
         self.is_frozen = False
         """It is being moved: no pushes, no rounds; reading goes on."""
 
@@ -108,9 +122,11 @@ class FragmentRounds:
         rebuilt = rebuild(self.aggregator, self.store, self.ground.run_id)
         self.snapshot_version = rebuilt.snapshot_version
         for header in rebuilt.merged:
+            self.outliers.merged(header)
             for settled in (*header.contributors, *header.rejected):
                 self._note(settled.node, settled.incarnation, settled.sequence)
         for push in rebuilt.inbox:
+            self.outliers.wait(push.key, self.aggregator.norm_of(push))
             self._take(push, late=False)
         self.inbox.forget_lateness()  # they all "arrived" just now
         return rebuilt
@@ -157,7 +173,7 @@ class FragmentRounds:
 
     # ---- pushes
 
-    def push(self, push: Push, frame: bytes, view: RunView) -> Verdict:
+    def push(self, push: Push, frame: bytes, view: "RunView | LiveView") -> Verdict:
         """Check and store a push of the present incarnation of its node.
 
         Raises FrameError, StorageError; MovedError while the fragment is being moved.
@@ -178,8 +194,13 @@ class FragmentRounds:
         )
         if refused:
             return Verdict(status="rejected", reason=refused[0], detail=refused[1])
+        norm = self.aggregator.norm()
+        if too_long := self.outliers.refusal(header, norm):
+            return Verdict(status="rejected", reason="quarantined", detail=too_long)
         self.touched += TOUCHED_SHARE * (self.aggregator.touched() - self.touched)
+        self.access = averaged(self.access, header.accesses, header.tokens)
         self.store.save_push(push.key, frame)
+        self.outliers.wait(push.key, norm)
         self._take(push, late=header.base_version < self.version)
         return Verdict(status="accepted")
 
@@ -198,39 +219,55 @@ class FragmentRounds:
         due_s = self.inbox.due_s()
         return None if due_s is None else due_s - self.ground.clock()
 
-    def close_next(self, view: RunView, committed: Callable[[list[Push]], int]) -> Closed | None:
+    def close_next(self, view: "RunView | LiveView", committed: Callable[[list[Push]], int]) -> Closed | None:
         """Close the round when it is time; None when it is not. Raises StorageError, and nothing has changed then.
 
         `committed`: distinct samples of the run that are committed once these pushes are.
         """
-        why = "" if self.is_frozen else self.inbox.decide(self._expected(view), self.ground.clock())
+        now_s = self.ground.clock()
+        if self.is_frozen or not self.inbox.may_close(view.fewest, now_s):
+            return None
+        expected = self._expected(view)
+        why = self.inbox.decide(expected, now_s)
         if not why:
             return None
+        missing = tuple(node for node in expected if not self.inbox.has_from(node)) if why == "deadline" else ()
+        waited_s, before = self.inbox.deadline_s(), self.snapshot_version
         pushes, rejected = self.inbox.select(self.version, view.at_work)
         samples = committed(pushes)
         step = self._step_facts(pushes, samples, view.total_samples)
         if step is not None and step.next_phase != step.phase:
             rejected += self.inbox.leftover(pushes, rejected)
+        marks = self.outliers.marks(push.header for push in pushes)
         facts = Facts(
             run=self.ground.run_id,
             epoch=view.epoch,
             samples_committed=samples,
             time=time.time(),
             why=why,
-            weights=self.inbox.weights(pushes, self.version, view.at_work),
+            stretch=view.stretches[self.number] if self.number < len(view.stretches) else 1,
+            weights=clipped_weights(self.inbox.weights(pushes, self.version, view.at_work), marks),
+            marks=marks,
             step=step,
         )
         candidate = self.aggregator.close(pushes, rejected, facts)
         entry_bytes = self.store.append(candidate.entry)
         self.aggregator.commit(candidate)
+        self.outliers.merged(candidate.entry.header)
         removed = [(r, self.inbox.remove((r.node, r.incarnation, r.sequence))) for r in rejected]
         self.inbox.settle(p.key for p in pushes)
         problem = self._snapshot_if_due()
         return Closed(
-            header=candidate.entry.header, entry_bytes=entry_bytes, rejected=tuple(removed), snapshot_problem=problem
+            header=candidate.entry.header,
+            entry_bytes=entry_bytes,
+            rejected=tuple(removed),
+            missing=missing,
+            waited_s=waited_s,
+            snapshot_bytes=self.snapshot_bytes if self.snapshot_version > before else 0,
+            snapshot_problem=problem,
         )
 
-    def _expected(self, view: RunView) -> list[str]:
+    def _expected(self, view: "RunView | LiveView") -> list[str]:
         """Fragment 0 reports the samples: who has none left may still have progress in the other fragments."""
         behind = [node for node, fragments in view.behind.items() if self.number in fragments] if self.number else []
         return sorted({*view.expected, *behind})
@@ -273,7 +310,7 @@ class FragmentRounds:
     def headers_after(self, version: int, limit: int) -> list[tuple[EntryHeader, int]]:
         """Headers of the entries after a version with the bytes of their frames, oldest first, at most `limit`."""
         stop = min(self.store.version, version + limit)
-        return [(self.store.entry(v).header, self.store.log.frames[v - 1][1]) for v in range(version + 1, stop + 1)]
+        return [(self.store.entry(v).header, self.store.entry_bytes(v)) for v in range(version + 1, stop + 1)]
 
     def snapshot_path(self, version: int) -> Path:
         """File of a snapshot's base frame. Raises NotFoundError."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ciuic.ledger.intervals import IntervalSet
 from ciuic.ledger.samples import SampleLedger
 from ciuic.net.messages import LeaseReply, NodeInRun, ReportRequest
 
@@ -28,6 +29,18 @@ class Member:
     """It has, or may have, progress in some fragment that has not merged."""
     behind: list[int] = field(default_factory=list)
     """Fragments in which it has, or may have, progress that it has not pushed."""
+    heard_s: float = 0.0
+    """On the hub's monotonic clock: when its worker last said anything."""
+    ready: int = -1
+    """Samples it had leased and not started when it last asked; -1: it did not say."""
+    step: int = 1
+    """Samples of one of its steps."""
+    told_s: float = 0.0
+    """When it said `ready`."""
+    is_silent: bool = False
+    """Its worker has said nothing for the job's grace, whether or not its node lives."""
+    lost: IntervalSet = field(default_factory=IntervalSet)
+    """Leases that went back although its present worker may still hold them."""
     pushes_accepted: int = 0
     pushes_merged: int = 0
     pushes_rejected: int = 0
@@ -46,6 +59,13 @@ class Member:
         self.incarnation, self.state = incarnation, "warming"
         self.has_left = self.unpushed = False
         self.behind = []
+        self.ready, self.lost = -1, IntervalSet()
+
+    @property
+    def samples_per_s(self) -> float:
+        """Its measured speed; 0 before it reported one."""
+        step_s = self.report.step_s if self.report else 0.0
+        return self.step / step_s if step_s > 0 else 0.0
 
     def take_report(self, report: ReportRequest) -> None:
         self.report = report

@@ -21,18 +21,23 @@ from ciuic.errors import (
     StorageError,
     SupersededError,
 )
+from ciuic.hub.access import Access
 from ciuic.hub.attaching import Attaching
 from ciuic.hub.elsewhere import Elsewhere
 from ciuic.hub.fragment_rounds import Closed, FragmentRounds, Ground
-from ciuic.hub.history import History, sample_counts
+from ciuic.hub.history import History, committed_samples, sample_counts
+from ciuic.hub.judging import Judging
+from ciuic.hub.leasing import Leasing, lose
+from ciuic.hub.live import LiveView
 from ciuic.hub.members import Member
-from ciuic.hub.pace import balanced_intervals
 from ciuic.hub.reopen import reopen
 from ciuic.hub.sharding import Sharding
+from ciuic.hub.story import round_line, snapshot_line, without
 from ciuic.hub.sync import changed, settings_of
 from ciuic.job import Job
+from ciuic.ledger.copy import Committed
 from ciuic.ledger.entry import Contributor, Push, PushHeader, Rejection, push_from_frame
-from ciuic.ledger.journal import Departed, Evaluated, Journal, Leased, Revived, Switched
+from ciuic.ledger.journal import Departed, Evaluated, Journal, Revived, Switched
 from ciuic.ledger.layout import Layout
 from ciuic.ledger.samples import SampleLedger
 from ciuic.ledger.settings import Settings
@@ -41,10 +46,7 @@ from ciuic.net.shard_messages import FragmentReport, RunPart, RunView, ShardRun,
 
 Emit = Callable[[str, str, str, dict[str, Any]], None]
 Fragment = FragmentRounds | Elsewhere
-MAX_LEASE = 1 << 20
 DETAIL_CHARACTERS = 300
-SMALL_LEASE = 32
-"""Leases are not made smaller than this."""
 
 
 class RunLedger:
@@ -59,9 +61,11 @@ class RunLedger:
         self._lock = threading.RLock()
         self.journal = Journal(folder / "journal.bin")
         self.layout: Layout | None = None
+        self.access: Access | None = None
         self.fragments: list[Fragment] = []
         self.members: dict[str, Member] = {}
         self.history = History()
+        self.live = LiveView(self)
         self.samples = SampleLedger(0)
         self.settings = settings_of(job)
         self.epoch = 0
@@ -69,6 +73,8 @@ class RunLedger:
         self.sealed = False
         """Every sample is committed and nobody has progress left; what waits at shards is merged, nothing else."""
         self._attaching = Attaching(self)
+        self._judging = Judging(self)
+        self._leasing = Leasing(self)
         self.sharding = Sharding(self)
         self._storage_problem = ""
 
@@ -80,6 +86,7 @@ class RunLedger:
         ledger = cls(folder, job, run_id=run_id, clock=clock, emit=emit, wake=wake)
         try:
             reopen(ledger)
+            ledger._leasing.reopened()
         except CiuicError:
             ledger.close()
             raise
@@ -92,7 +99,7 @@ class RunLedger:
             self.sharding.make(f) or FragmentRounds(ground, f, self.settings, self.folder / f"fragment-{f}")
             for f in range(layout.fragment_count)
         ]
-        self.layout = layout
+        self.layout, self.access = layout, Access(layout)
 
     def local_fragments(self) -> list[FragmentRounds]:
         """Those that the hub itself serves."""
@@ -103,11 +110,12 @@ class RunLedger:
         return RunView(
             members={member.node: member.incarnation for member in self.members.values()},
             away=sorted(member.node for member in self.members.values() if member.has_left),
-            expected=self._expected(),
-            behind={member.node: member.behind for member in self._settled() if member.behind},
-            at_work=len(self._at_work()),
+            expected=self.live.expected,
+            behind=self.live.behind,
+            at_work=self.live.at_work,
             settings=self.settings,
-            intervals=self._intervals(),
+            intervals=self.live.intervals,
+            stretches=self.live.stretches,
             epoch=self.epoch,
             total_samples=self.samples.total,
             samples_committed=len(self.samples.committed),
@@ -144,20 +152,22 @@ class RunLedger:
 
     def pace(self, node: str) -> m.Pace:
         """What a node's next pushes are like: codec, and steps in proportion to its speed."""
-        interval = self._intervals().get(node, self.settings.interval)
+        interval = self.live.intervals.get(node, self.settings.interval)
         return m.Pace(codec_up=self.settings.codec_up, interval=interval)
 
-    def _intervals(self) -> dict[str, int]:
-        step_s = {x.node: x.report.step_s if x.report else 0.0 for x in self._at_work()}
-        if self.layout is not None and self.layout.step is not None:
-            return dict.fromkeys(step_s, self.settings.interval)  # gradients: all make every step together
-        return balanced_intervals(self.settings.interval, step_s)
+    def stretches(self) -> list[int]:
+        """Intervals between two pushes of each fragment, by how many tokens reach its experts; empty: 1."""
+        if self.access is None or not self.access.has_experts:
+            return []
+        self.access.hear({f.number: f.access for f in self.fragments})
+        return self.access.stretches
 
     # ---- attaching
 
     def attach(self, node: str, request: m.AttachRequest) -> m.AttachReply:
         """A worker asks for its place. The first one uploads version 0; all wait until min nodes are there."""
         with self._lock:
+            self._judging.check(node)
             return self._attaching.attach(node, request, self._clock())
 
     def put_snapshot(self, node: str, fragment: int, frame: bytes) -> None:
@@ -173,12 +183,13 @@ class RunLedger:
                 return  # sent again because its reply was lost
             member.has_left = True
             back = self._depart(member, "done" if request.reason == "finished" else "gone")
-            text = f"{node} left the run: {request.reason}"
+            is_behind = request.reason == "behind"
+            text = f"{node} cannot catch up and is set aside" if is_behind else f"{node} left the run: {request.reason}"
             if request.detail:
                 text += f" ({request.detail[:DETAIL_CHARACTERS]})"
             if back:
                 text += f"; {back} leased samples went back"
-            self._emit("worker.detached", text, node, {})
+            self._emit("worker.set_aside" if is_behind else "worker.detached", text, node, {})
         self._after_departure()
 
     def node_gone(self, node: str) -> int:
@@ -196,6 +207,7 @@ class RunLedger:
         """Its leases go back; returns how many samples."""
         ranges = tuple(self.samples.give_back(member.node))
         member.state = state
+        lose(member, () if member.has_left else ranges)
         self.epoch += 1
         try:
             self.journal.append(Departed(node=member.node, state=state, returned=ranges))
@@ -214,44 +226,14 @@ class RunLedger:
         with self._lock:
             member = self._current(node, request.incarnation)
             self._revive(member)
-            if request.request_id == member.last_request_id and member.last_lease is not None:
-                return member.last_lease
-            if request.request_id < member.last_request_id:
-                raise ConflictError(
-                    f"request {request.request_id} of {node} is older than its request {member.last_request_id}",
-                    cause="it was delayed on its way; nobody waits for its answer any more",
-                )
-            several = len(self.fragments) > 1
-            member.unpushed = request.unpushed or (several and self.samples.outstanding(node) > 0)
-            member.behind = [f for f in request.behind if 0 < f < len(self.fragments)]
-            self._seal_if_complete()
-            if self._is_complete and (self.sealed or not self._someone_has_progress()):
-                versions = [f.version for f in self.fragments]
-                return m.LeaseReply(status="finished", final_versions=versions)
-            step = max(1, min(request.step, MAX_LEASE))
-            count = min(max(1, request.count), MAX_LEASE, self._allowance(node, step))
-            count -= count % step if count > step else 0
-            if count <= 0 or not self.samples.free:
-                return m.LeaseReply(status="wait")
-            return self._grant(member, request.request_id, count)
+            return self._leasing.lease(member, request)
 
-    def _grant(self, member: Member, request_id: int, count: int) -> m.LeaseReply:
-        node, incarnation = member.node, member.incarnation
-        ranges = self.samples.lease(node, count)
-        try:
-            self.journal.append(Leased(node=node, incarnation=incarnation, request_id=request_id, ranges=tuple(ranges)))
-        except StorageError:
-            self.samples.give_back(node, ranges)
-            raise
-        member.last_request_id, member.unpushed = request_id, len(self.fragments) > 1
-        member.behind = list(range(1, len(self.fragments)))
-        member.last_lease = m.LeaseReply(status="granted", ranges=ranges)
-        return member.last_lease
-
-    def _allowance(self, node: str, step: int) -> int:
-        present = [member.node for member in self.members.values() if member.is_present]
-        sharers = max(len(present), self.job.nodes.min)  # the first to attach is not alone for long
-        return self.samples.allowance(node, present, sharers=sharers, smallest=max(SMALL_LEASE, step))
+    def is_over(self) -> bool:
+        """The run is complete and nobody has progress to push. This is final: a late push makes no other version."""
+        self._seal_if_complete()
+        is_over = self._is_complete and (self.sealed or not self._someone_has_progress())
+        self.sealed = self.sealed or is_over
+        return is_over
 
     @property
     def _is_complete(self) -> bool:
@@ -268,13 +250,13 @@ class RunLedger:
 
     def _someone_has_progress(self) -> bool:
         """With several fragments the last samples may be committed while other fragments' progress is unpushed."""
-        return any(member.unpushed for member in self._at_work())
+        return any(member.unpushed for member in self._at_work() if not member.is_silent)
 
     @property
     def finished(self) -> bool:
-        """Every sample is committed and no attached worker is still busy."""
+        """Every sample is committed and no attached worker is still busy (one that stands still does not count)."""
         with self._lock:
-            return self._is_complete and not any(member.is_present for member in self.members.values())
+            return self._is_complete and all(member.is_silent for member in self._at_work())
 
     def present(self) -> list[str]:
         """Nodes whose workers count as being in the run."""
@@ -300,12 +282,18 @@ class RunLedger:
             fragment = self._local(header.fragment)
             member = self._current(node, header.incarnation)
             self._revive(member)
-            verdict = fragment.push(push, frame, self.view())
+            try:
+                verdict = fragment.push(push, frame, self.live)
+            except StorageError as error:
+                self._tell_problem("a push was not stored, and is sent again", error)
+                raise
             if verdict.status == "rejected":
                 member.pushes_rejected += 1
+                self._judging.refused(node, verdict.reason)
                 text = f"a push of {node} was rejected ({verdict.reason}): {verdict.detail}"
                 self._emit("push.rejected", text, node, {})
             elif verdict.status == "accepted":
+                self._tell_storage_back()
                 self.accepted(header)
                 self._close_due()
             return m.PushReply(
@@ -328,6 +316,8 @@ class RunLedger:
     def tick(self) -> float:
         """Close what is due; seconds until the next call is wanted."""
         with self._lock:
+            self._leasing.tick()
+            self._judging.settle()
             self._close_due()
             self._seal_if_complete()
             self.sharding.tick()
@@ -336,27 +326,17 @@ class RunLedger:
 
     def _close_due(self) -> None:
         with self._lock:
-            view = self.view()
             for fragment in self.local_fragments():
-                while closed := self._try_close(fragment, view):
-                    view = self.view()
+                while closed := self._try_close(fragment):
                     if closed.header.why != "pushed":
                         break
 
-    def _expected(self) -> list[str]:
-        """Members whose push a round waits for: not joiners before their first push, nor nodes without samples."""
-        return [x.node for x in self._settled() if self.samples.free or self.samples.outstanding(x.node)]
-
-    def _settled(self) -> list[Member]:
-        present = self._at_work()
-        return [member for member in present if member.state == "training"] or present
-
     def _at_work(self) -> list[Member]:
-        return [member for member in self.members.values() if member.is_present]
+        return self.live.roll.at_work(self.epoch)
 
-    def _try_close(self, fragment: FragmentRounds, view: RunView) -> Closed | None:
+    def _try_close(self, fragment: FragmentRounds) -> Closed | None:
         try:
-            closed = fragment.close_next(view, lambda pushes: self._committed_with(fragment.number, pushes))
+            closed = fragment.close_next(self.live, lambda pushes: self._committed_with(fragment.number, pushes))
         except StorageError as error:
             self._tell_problem("round not closed", error)
             return None
@@ -364,7 +344,7 @@ class RunLedger:
             self._tell_problem("round not closed", error, kind="round.failed")
             return None
         if closed is not None:
-            self._storage_problem = ""
+            self._tell_storage_back()
             self._settle(fragment.number, closed)
         return closed
 
@@ -373,6 +353,12 @@ class RunLedger:
         if error.message != self._storage_problem:
             self._storage_problem = error.message
             self._emit(kind, f"{what}: {error}", "", {"code": error.code})
+
+    def _tell_storage_back(self) -> None:
+        """Something was written: what was told before is over."""
+        if self._storage_problem:
+            self._storage_problem = ""
+            self._emit("storage.back", "files can be written again; nothing that was acknowledged was lost", "", {})
 
     def _committed_with(self, number: int, pushes: list[Push]) -> int:
         """Distinct samples that are committed once these pushes are."""
@@ -389,7 +375,10 @@ class RunLedger:
             self._reject_waiting(rejection, push)
         for contributor in closed.header.contributors:
             self.count_merged(contributor, number)
-        self.tell_round(self.history.closed(closed.header, closed.entry_bytes))
+        self.tell_round(self.history.closed(closed.header, closed.entry_bytes), without=without(closed))
+        self._judging.tell(closed.header)
+        if closed.snapshot_bytes:
+            self._emit("snapshot.written", *snapshot_line(number, closed))
         if closed.snapshot_problem:
             self._emit("storage.failed", f"snapshot not written: {closed.snapshot_problem}", "", {})
         self.wake()
@@ -409,23 +398,17 @@ class RunLedger:
         member = self.member(contributor.node)
         member.pushes_merged += 1
         member.staleness = contributor.staleness
+        self._judging.merged(contributor)
         if contributor.incarnation == member.incarnation and member.state == "warming":
             member.state = "training"
+            self.live.roll.forget()
         if fragment == 0:
             self.samples.commit(contributor.ranges)
 
-    def tell_round(self, info: m.RoundInfo, *, silent: bool = False) -> None:
-        """The story of a round; `silent` when it was told before."""
-        if silent:
-            return
-        late = [f"{n} ({s} behind)" for n, s in zip(info.nodes, info.staleness, strict=True) if s]
-        text = f"round {info.version} closed by {info.why}: {', '.join(info.nodes)}; {info.tokens:,} tokens"
-        self._emit(
-            "round.closed",
-            text + (f"; carried: {', '.join(late)}" if late else ""),
-            "",
-            {"version": info.version, "fragment": info.fragment, "nodes": info.nodes, "why": info.why},
-        )
+    def tell_round(self, info: m.RoundInfo, *, silent: bool = False, without: str = "") -> None:
+        """The story of a round; `silent` when it was told before; `without`: whom it did without, and why."""
+        if not silent:
+            self._emit("round.closed", *round_line(info, without))
 
     # ---- reading
 
@@ -444,6 +427,7 @@ class RunLedger:
         with self._lock:
             member = self._current(node, report.incarnation)
             member.take_report(report)
+            self.live.paces.heard(member)
 
     def evaluation(self, node: str, request: m.EvaluationRequest) -> None:
         """Held-out loss of the base at a version."""
@@ -470,7 +454,7 @@ class RunLedger:
     def info(self, *, full: bool) -> dict[str, Any]:
         """The fields of RunInfo that the ledger knows; rounds and all evaluations only when `full`."""
         with self._lock:
-            history, intervals = self.history, self._intervals()
+            history, intervals = self.history, self.live.intervals
             fields: dict[str, Any] = {
                 "versions": [f.version for f in self.fragments],
                 "digests": [f.digest for f in self.fragments],
@@ -530,7 +514,8 @@ class RunLedger:
     def spoke(self, node: str) -> None:
         """A shard heard a node of the present incarnation."""
         member = self.members.get(node)
-        if member is not None and not member.has_left:
+        if member is not None and not member.has_left and not self._judging.is_aside(node):
+            self.heard(member)
             self._revive(member)
 
     # ---- helpers
@@ -541,7 +526,16 @@ class RunLedger:
 
     def member(self, node: str) -> Member:
         """The member of that name; a new one when there is none."""
-        return self.members.setdefault(node, Member(node=node))
+        return self.members.setdefault(node, Member(node=node, heard_s=self.now_s))
+
+    def heard(self, member: Member) -> None:
+        """Its present worker has said something."""
+        self._leasing.heard(member)
+
+    @property
+    def now_s(self) -> float:
+        """The hub's monotonic clock."""
+        return self._clock()
 
     def _current(self, node: str, incarnation: int) -> Member:
         member = self.members.get(node)
@@ -549,13 +543,15 @@ class RunLedger:
             newest = member.incarnation if member else 0
             raise SupersededError(
                 f"incarnation {incarnation} of {node} is not the present one ({newest})",
-                cause="a newer process of this node has taken its place",
+                cause="a newer process of this node has taken its place, or the hub was restored from a copy",
                 next="this process stops; nothing is lost",
             )
+        self.heard(member)
         return member
 
     def _revive(self, member: Member) -> None:
         """A node that was thought dead speaks again: it is a member again. Raises ConflictError when it has left."""
+        self._judging.check(member.node)
         if member.has_left:
             raise ConflictError(
                 f"{member.node} has left the run", cause="its worker said goodbye", next="attach again to take part"
@@ -578,6 +574,15 @@ class RunLedger:
         if isinstance(fragment, Elsewhere):
             raise MovedError(f"fragment {number} is served by shard {fragment.shard}", next="ask the hub where")
         return fragment
+
+    def still(self) -> threading.RLock:
+        """While this is held (`with ledger.still():`), no file of the run changes."""
+        return self._lock
+
+    def committed(self) -> Committed:
+        """Which samples are committed at the present version of fragment 0, for a node's copy of the ledger."""
+        with self._lock:
+            return committed_samples(self)
 
     def close(self) -> None:
         """Close the files."""

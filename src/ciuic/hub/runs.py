@@ -6,7 +6,8 @@ it holds its own.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +17,7 @@ from ciuic.errors import ConflictError
 from ciuic.hub.records import Announce, Run
 from ciuic.hub.verdict import judge
 from ciuic.job import Job, parse_job
+from ciuic.ledger.copy import Committed
 from ciuic.ledger.layout import Layout
 from ciuic.ledger.settings import Settings
 from ciuic.net.messages import (
@@ -74,6 +76,14 @@ class Sharded(Protocol):
     def places(self) -> list[str]: ...
     def shards(self, *, rebalance: bool = False) -> ShardsInfo: ...
     def moving_folder(self, fragment: int, shard: str, /) -> Path: ...
+
+
+@runtime_checkable
+class Copied(Protocol):
+    """What a ledger offers of which copies are made (hub.rounds.RunLedger)."""
+
+    def still(self) -> AbstractContextManager[Any]: ...
+    def committed(self) -> Committed: ...
 
 
 class OpenLedger(Protocol):
@@ -141,6 +151,16 @@ class Shelf:
         """The ledger when it is open."""
         with self._lock:
             return self._ledgers.get(run_id)
+
+    @contextmanager
+    def still(self, run_id: str) -> Generator[None]:
+        """While this is held, no file of the run changes and nobody opens it."""
+        with self._lock:
+            door = self._doors.setdefault(run_id, threading.Lock())
+        with door:
+            ledger = self.peek(run_id)
+            with ledger.still() if isinstance(ledger, Copied) else nullcontext():
+                yield
 
     def ledgers(self) -> list[Ledger]:
         """All that are open."""

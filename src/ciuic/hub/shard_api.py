@@ -13,15 +13,18 @@ from ciuic.hub.api_run import (
     ENTRIES_BYTES,
     FRAME_OVERHEAD_BYTES,
     LONGEST_WAIT_S,
-    SnapshotResponse,
 )
 from ciuic.hub.api_shard import moved_file
 from ciuic.hub.auth import NODES, SHARDS
+from ciuic.hub.chunks import ChunkApi
+from ciuic.hub.courtesy import ChunkLists, Courtesy, SnapshotResponse
 from ciuic.hub.endpoints import Call, Front, reply
 from ciuic.hub.events import Board, run_topic
 from ciuic.hub.shard_host import ShardHost, files_to_move
 from ciuic.hub.shard_link import ShardLink
-from ciuic.net.messages import Ok
+from ciuic.hub.spool import Spool
+from ciuic.net.chunks import Manifest
+from ciuic.net.messages import Ok, PushReply
 from ciuic.net.tls import Identity
 
 TOLD_S = 30.0
@@ -36,13 +39,12 @@ class ShardDesk(Front):
     link: ShardLink
     board: Board
 
-    def check_caller(self, identity: Identity) -> None:
-        if identity.role != "node":
-            return
-        serial = self.host.serial_of(identity.name)
-        if serial is None:
+    async def check_caller(self, identity: Identity) -> None:
+        serials = self.host.serials_of(identity.name) if identity.role == "node" else []
+        if serials is None:
             raise MovedError(f"this shard has not heard of {identity.name} yet", next="try again in a moment")
-        if serial != identity.serial:
+        is_other = identity.role == "node" and identity.serial not in serials
+        if is_other or self.host.is_revoked(identity.serial):
             raise CertificateError(
                 f"this shard does not accept {identity.name}",
                 cause="its certificate is not the one the hub issued to it last",
@@ -55,6 +57,8 @@ class ShardNodeApi:
 
     def __init__(self, desk: ShardDesk) -> None:
         self._desk, self._host = desk, desk.host
+        self._chunks = ChunkApi(desk, Spool(desk.host.folder.parent / "spool"), self)
+        self._courtesy, self._lists = Courtesy(), ChunkLists()
 
     def routes(self) -> list[Route]:
         """All endpoints."""
@@ -64,6 +68,8 @@ class ShardNodeApi:
             route("GET", f"{run}/entries", self.entries, roles=NODES),
             route("PUT", f"{run}/snapshot", self.put_snapshot, roles=NODES, limit_bytes=0),
             route("GET", f"{run}/snapshot", self.get_snapshot, roles=NODES),
+            route("GET", f"{run}/snapshot/chunks", self.list_chunks, roles=NODES),
+            *self._chunks.routes(),
             route("GET", f"{run}/files", self.files, roles=SHARDS),
             route("GET", f"{run}/file", self.file, roles=SHARDS),
         ]
@@ -71,23 +77,52 @@ class ShardNodeApi:
     async def push(self, call: Call) -> Response:
         run_id = call.path("run")
         frame = await call.read(self._frame_limit(run_id))
-        answer = await self._desk.long(self._host.push, call.name, run_id, frame)
+        return reply(await self._push(call, frame))
+
+    async def _push(self, call: Call, frame: bytes) -> PushReply:
+        answer = await self._desk.long(self._host.push, call.name, call.path("run"), frame)
         self._desk.link.wake()
-        return reply(answer)
+        return answer
 
     async def put_snapshot(self, call: Call) -> Response:
         run_id, fragment = call.path("run"), call.number("fragment")
         if call.number("version") != 0:
             raise ConflictError("only version 0 is uploaded", cause="all later versions come from entries")
         frame = await call.read(self._frame_limit(run_id))
-        await self._desk.long(self._host.put_snapshot, call.name, run_id, fragment, frame)
-        await self._desk.long(self._desk.link.flush, TOLD_S)
+        await self._put_version_0(call, fragment, frame)
         return reply(Ok())
+
+    async def _put_version_0(self, call: Call, fragment: int, frame: bytes) -> None:
+        await self._desk.long(self._host.put_snapshot, call.name, call.path("run"), fragment, frame)
+        await self._desk.long(self._desk.link.flush, TOLD_S)
+
+    # ---- large bodies, in chunks
+
+    async def most_bytes(self, call: Call) -> int:
+        """As Taker wants it."""
+        return self._frame_limit(call.path("run"))
+
+    async def expect(self, call: Call, manifest: Manifest) -> None:
+        """As Taker wants it. Raises MovedError when the fragment is not served here."""
+        self._host.check_serves(call.path("run"), manifest.fragment)
+
+    async def take(self, call: Call, manifest: Manifest, frame: bytes) -> PushReply | None:
+        """As Taker wants it."""
+        if manifest.what == "push":
+            return await self._push(call, frame)
+        await self._put_version_0(call, manifest.fragment, frame)
+        return None
 
     async def get_snapshot(self, call: Call) -> Response:
         fragment, version = call.number("fragment"), call.number("version")
         path = await self._desk.long(self._host.snapshot_path, call.path("run"), fragment, version)
-        return SnapshotResponse(path, media_type="application/octet-stream")
+        return SnapshotResponse(path, self._courtesy)
+
+    async def list_chunks(self, call: Call) -> Response:
+        """As the hub's."""
+        fragment, version = call.number("fragment"), call.number("version")
+        path = await self._desk.long(self._host.snapshot_path, call.path("run"), fragment, version)
+        return reply(await self._desk.long(self._lists.of, path))
 
     async def entries(self, call: Call) -> Response:
         """As the hub's."""
@@ -98,6 +133,7 @@ class ShardNodeApi:
             seen = board.seen(topic)
             frames = await self._desk.long(self._host.entries_after, run_id, fragment, after, ENTRIES_BYTES)
             if frames:
+                self._courtesy.urgent(call.request.scope)
                 return Response(b"".join(frames), media_type="application/octet-stream")
             left_s = until_s - time.monotonic()
             if left_s <= 0 or board.is_closed:

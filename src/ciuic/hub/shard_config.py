@@ -10,7 +10,7 @@ import msgspec
 from ciuic.errors import StorageError, TokenError, UnreachableError, UsageError
 from ciuic.hub.checks import slug
 from ciuic.net.client import HubClient, join_network
-from ciuic.net.shard_messages import RenewReply, RenewRequest
+from ciuic.net.shard_messages import RenewReply, RenewRequest, ShardReply, ShardReport
 from ciuic.net.tls import certificate_ends_at, check_issued, new_key_and_csr, pem_fingerprint, write_private_file
 from ciuic.net.tokens import parse_token
 from ciuic.net.url import parse_hub_url
@@ -118,15 +118,28 @@ def _keep_fresh(identity: ShardIdentity, stored: _Stored, reached_at: str) -> No
     if is_named and ends_at - time.time() >= RENEW_BEFORE_S:
         return
     try:
-        _renew(identity, stored, reached_at)
+        _renew(identity, stored, _names(reached_at))
     except UnreachableError:
         if not is_named:
             raise
 
 
-def _renew(identity: ShardIdentity, stored: _Stored, reached_at: str) -> None:
+def renew_identity(identity: ShardIdentity) -> None:
+    """A new certificate for the same addresses, used once. Raises StorageError and what asking the hub raises."""
+    stored = _load(identity.folder)
+    if stored is None:
+        raise StorageError(f"there is no identity in {identity.folder}")
+    _renew(identity, stored, stored.names)
+    client = HubClient(identity.hub_url, identity.authority.read_bytes(), identity.cert, identity.key, "control")
+    try:
+        client.call("POST", "/v1/shard/report", ShardReport(fragments=[]), ShardReply)
+    finally:
+        client.close()
+
+
+def _renew(identity: ShardIdentity, stored: _Stored, names: list[str]) -> None:
     """A new certificate, with the old one as proof. identity.json, which names its addresses, is written last."""
-    names, authority = _names(reached_at), identity.authority.read_bytes()
+    authority = identity.authority.read_bytes()
     key_pem, csr_pem = new_key_and_csr()
     client = HubClient(identity.hub_url, authority, identity.cert, identity.key, "control")
     try:

@@ -24,7 +24,7 @@ from ciuic.ledger.layout import layout_from_dict
 from ciuic.net import messages as m
 from ciuic.net import shard_messages as s
 
-FETCHED = re.compile(r"log\.bin|snapshots/\d{10}\.(base|hub)|pushes/[A-Za-z0-9-]+\.\d+\.\d+")
+FETCHED = re.compile(r"log\.bin|origin\.json|snapshots/\d{10}\.(base|hub)|pushes/[A-Za-z0-9-]+\.\d+\.\d+")
 """Files that a fragment's folder may hold; nothing else is asked for or given away."""
 Fetch = Callable[[s.RunPart, s.FragmentPlace, Path], None]
 _log = structlog.get_logger("ciuic.shard")
@@ -69,10 +69,15 @@ class ShardHost:
         """Which view it has."""
         return self._view.number if self._view else ""
 
-    def serial_of(self, node: str) -> str | None:
-        """The certificate with which a node may speak."""
+    def serials_of(self, node: str) -> list[str] | None:
+        """The certificates with which a node may speak."""
         view = self._view
         return view.serials.get(node) if view else None
+
+    def is_revoked(self, serial: str) -> bool:
+        """Nobody may use this certificate any more."""
+        view = self._view
+        return view is not None and serial in view.revoked
 
     def apply(self, view: s.ShardView) -> None:
         """Do what the hub says: serve, freeze, fetch, drop."""
@@ -221,6 +226,10 @@ class ShardHost:
                 f"fragment {fragment} of {run_id} is not served by {self.name} now", next="ask the hub where it is"
             )
         return piece, part.view
+
+    def check_serves(self, run_id: str, fragment: int) -> None:
+        """Raises MovedError when the fragment is not served here now."""
+        self._piece(run_id, fragment)
 
     def frame_elements(self, run_id: str) -> int:
         """Elements of the run's model, which bound a frame. Raises MovedError."""

@@ -6,12 +6,13 @@ Each on a thread and connection of its own. The hub may be away: what is served 
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from ciuic.errors import CiuicError, StorageError
-from ciuic.hub.shard_config import ShardIdentity
+from ciuic.hub.shard_config import ShardIdentity, renew_identity
 from ciuic.hub.shard_host import FETCHED, ShardHost
 from ciuic.ledger.files import storage_error, sync_folder
 from ciuic.net import shard_messages as s
@@ -20,6 +21,7 @@ from ciuic.net.tls import Purpose
 
 POLL_S = 10.0
 REPORT_S = 1.0
+RENEWAL_PAUSE_S = 60.0
 _log = logging.getLogger("ciuic.shard")
 
 
@@ -35,6 +37,9 @@ class ShardLink:
         self._built, self._acknowledged = 0, 0
         self._threads: list[threading.Thread] = []
         self._clients: list[HubClient] = []
+        self._next_renewal_s = 0.0
+        self.on_renewed: Callable[[], None] = lambda: None
+        """The files of this shard's certificate are new ones."""
 
     def client(self, purpose: Purpose, url: str = "") -> HubClient:
         """A connection to the hub, or to another shard."""
@@ -128,9 +133,22 @@ class ShardLink:
                 failures = self._failed(failures, "asking the hub", error)
                 continue
             failures = self._worked(failures)
+            if view.renew:
+                self._renew()
             if view.number != host.known:
                 host.apply(view)
                 self._news.set()
+
+    def _renew(self) -> None:
+        """The hub wants this shard's certificate renewed; at most once a minute."""
+        if time.monotonic() < self._next_renewal_s:
+            return
+        self._next_renewal_s = time.monotonic() + RENEWAL_PAUSE_S
+        try:
+            renew_identity(self._identity)
+            self.on_renewed()
+        except (CiuicError, OSError) as error:
+            _log.warning("the certificate cannot be renewed now: %s; trying again, the old one holds", error)
 
     def _report_loop(self, host: ShardHost) -> None:
         client, failures = self.client("control"), 0

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 
 from ciuic.hub.endpoints import Gate, not_found
 from ciuic.hub.events import Board, run_topic
+from ciuic.hub.limits import Limits
 from ciuic.hub.port import PortServer, ServerFiles, listening, locked, prepare_log
 from ciuic.hub.shard_api import ShardDesk, ShardNodeApi
 from ciuic.hub.shard_config import ShardConfig, ShardIdentity, host_of, settle_identity
@@ -68,14 +69,21 @@ def _url(config: ShardConfig, port: int) -> str:
     return f"https://{host}:{port}"
 
 
+def _in_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(work)
+
+
 async def _run(desk: ShardDesk, identity: ShardIdentity, listener: socket.socket, started: Callable[[], None]) -> None:
     app = Starlette(routes=ShardNodeApi(desk).routes(), exception_handlers={HTTPException: not_found})
     files = ServerFiles(cert=identity.cert, key=identity.key, authority_pem=identity.authority.read_bytes())
-    server = PortServer(Gate(app, frozenset(), desk.answered), desk.board, files)
+    limits = Limits()
+    server = PortServer(Gate(app, frozenset(), desk, limits), desk.board, files, limits)
     loop = asyncio.get_running_loop()
     desk.board.attach(loop)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.handle_exit, number, None)
+    desk.link.on_renewed = lambda: _in_loop(loop, lambda: server.use_certificate(identity.cert, identity.key))
     server.when_started = lambda: desk.short(started)
     try:
         await server.serve(sockets=[listener])

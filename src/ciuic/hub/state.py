@@ -12,7 +12,7 @@ A restart of the hub counts as having heard of everybody: its own outage never k
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ciuic.errors import CertificateError, NotFoundError, SupersededError
+from ciuic.errors import CertificateError, ConflictError, NotFoundError, SupersededError
 from ciuic.hub.records import SUPERSEDED_KEPT, Announce, Effects, Moment, Node, Presence, Pulse, Run, Wake
 from ciuic.hub.runqueue import RunQueue
 from ciuic.net.messages import HeartbeatRequest, NodeInfo, NodeState
@@ -36,6 +36,7 @@ class Desired:
     run: Run | None
     stop_worker: bool
     heartbeat_s: float
+    measure_ticket: int = 0
 
 
 class HubState:
@@ -85,12 +86,14 @@ class HubState:
             pulse.sequence = -1
         if request.sequence <= pulse.sequence:
             return  # a copy or a straggler: it proves nothing about now
-        silence_s = now.mono_s - pulse.heard_s
+        silence_s, before = now.mono_s - pulse.heard_s, _freedom(pulse)
         pulse.sequence, pulse.beat_s, pulse.heard_s = request.sequence, now.mono_s, now.mono_s
         self._return(node, silence_s, out)
         self._learn(now, node, request, out)
         self.queue.heed(now, node, request.worker, request.known_revision, out)
-        self.queue.schedule(now, out)
+        is_news = out.nodes or out.runs or _freedom(pulse) != before
+        if is_news and not node.run_id:
+            self.queue.schedule(now, out)  # it looks at every node: only when this one may be given a run
 
     def leave(self, now: Moment, node_id: str, incarnation: str, out: Effects) -> None:
         """The agent says goodbye; its incarnation ends with that. Raises CertificateError, SupersededError."""
@@ -113,6 +116,20 @@ class HubState:
             text = f"{node_id} was evicted by {by}; its certificate is no longer accepted"
             self._take_out(now, node, "evicted", Announce(kind="node.evicted", node_id=node_id, text=text), out)
 
+    def ask_measure(self, now: Moment, node_id: str, out: Effects) -> int:
+        """Let the node measure itself with its next beat; the ticket. Raises NotFoundError, ConflictError."""
+        node = self.nodes.get(node_id)
+        if node is None:
+            raise NotFoundError(f"there is no node {node_id[:80]!r}", next="list the nodes with: ciuic nodes")
+        if node.presence != "here":
+            raise ConflictError(f"{node_id} cannot measure itself now", cause=f"it is {node.presence}")
+        pulse = self.pulses[node_id]
+        pulse.measure_asked = max(pulse.measure_asked + 1, int(now.wall_s * 1000))
+        node.revision += 1
+        out.save_node(node)
+        out.add(Wake(node_id=node_id))
+        return pulse.measure_asked
+
     def tick(self, now: Moment, out: Effects) -> None:
         """Let time pass: silence makes nodes suspect, then dead."""
         self._forgive_own_absence(now)
@@ -132,6 +149,7 @@ class HubState:
             run=self.queue.runs.get(node.run_id),
             stop_worker=self.queue.wants_stop(node),
             heartbeat_s=self.heartbeat_s(node),
+            measure_ticket=self.pulses[node_id].measure_asked,
         )
 
     def heartbeat_s(self, node: Node) -> float:
@@ -162,6 +180,9 @@ class HubState:
             state=self.shown_state(node),
             claimed=node.claimed,
             measured=node.measured,
+            measured_at=node.measured_at,
+            measure_ticket=pulse.measure_done,
+            allow_code=node.allow_code,
             facts=node.facts,
             run_id=node.run_id,
             worker=pulse.worker,
@@ -223,18 +244,24 @@ class HubState:
         if told != (node.location, node.claimed, node.facts, node.allow_code):
             node.location, node.claimed, node.facts, node.allow_code = told
             out.save_node(node)
+        pulse.measure_done = request.measure_ticket
+        if request.measured_age_s is not None:
+            node.measured_at = now.wall_s - request.measured_age_s
         if request.measured and request.measured != node.measured:
             is_first = not node.measured
             node.measured = request.measured
             if is_first or now.mono_s - pulse.saved_s >= MEASURED_SAVE_S:
                 pulse.saved_s = now.mono_s
                 out.save_node(node)
-        if request.draining and not node.draining:
-            node.draining = True
+        if request.draining != node.draining:
+            node.draining = request.draining
             node.revision += 1
             out.save_node(node)
             text = f"{node.node_id} is draining: it finishes its step and takes no new work"
-            out.add(Announce(kind="node.draining", node_id=node.node_id, text=text))
+            if not node.draining:
+                text = f"{node.node_id} takes work again"
+            kind = "node.draining" if node.draining else "node.resumed"
+            out.add(Announce(kind=kind, node_id=node.node_id, text=text))
             self._new_epoch(out)
 
     def _forgive_own_absence(self, now: Moment) -> None:
@@ -274,3 +301,8 @@ class HubState:
     def _new_epoch(self, out: Effects) -> None:
         self.epoch += 1
         out.epoch = self.epoch
+
+
+def _freedom(pulse: Pulse) -> tuple[bool, str, str]:
+    """What a beat says about whether its node could be given a run."""
+    return pulse.beat_s is None, pulse.worker.run_id, pulse.worker.state

@@ -36,6 +36,7 @@ from ciuic.ledger.stepping import Stepper, StepState, dither_seed
 
 Float = NDArray[np.float32]
 Key = tuple[str, int, int]
+NORM_PIECE = 1 << 18
 MOMENTUM_CODEC = "1-bit"
 """Of pushes and entries once the second moment is frozen."""
 
@@ -49,10 +50,13 @@ class Facts:
     samples_committed: int = 0
     time: float = 0.0
     why: str = ""
+    stretch: int = 1
     codec: str = ""
     """Of the entry; empty: the aggregator's present one."""
     weights: Mapping[Key, float] | None = None
     """By push; None: its share of the round's tokens."""
+    marks: Mapping[Key, tuple[float, float]] | None = None
+    """(norm, clip) of each push; the weights hold the clip already."""
     step: StepFacts | None = None
     """In `gradient` mode."""
     payload: NDArray[np.uint8] | None = None
@@ -138,6 +142,19 @@ class Aggregator:
         sample = self._scratch[::13]
         return float(np.count_nonzero(sample)) / max(1, len(sample))
 
+    def norm(self) -> float:
+        """L2 norm of the push checked last, added up in double precision."""
+        values, total = self._scratch, 0.0
+        for start in range(0, len(values), NORM_PIECE):
+            piece = values[start : start + NORM_PIECE].astype(np.float64)
+            total += float(np.dot(piece, piece))
+        return total**0.5
+
+    def norm_of(self, push: Push) -> float:
+        """The same of any push that was checked before. Raises FrameError."""
+        self._codec(push.header.codec).decode(push.payload, out=self._scratch)
+        return self.norm()
+
     def check_counters(self, counters: tuple[int, ...], what: str) -> None:
         """Raises LayoutMismatchError when `what` has another number of integer buffers."""
         expected = sum(t.element_count for t in self.layout.counters()) if self.fragment == 0 else 0
@@ -174,7 +191,7 @@ class Aggregator:
             version=self.version + 1,
             codec=down.name,
             epoch=facts.epoch,
-            contributors=tuple(self._contributor(p, w) for p, w in zip(pushes, weights, strict=True)),
+            contributors=tuple(self._contributor(p, w, facts) for p, w in zip(pushes, weights, strict=True)),
             rejected=rejected,
             outer_lr=self.outer.lr,
             outer_momentum=self.outer.momentum,
@@ -186,6 +203,7 @@ class Aggregator:
             counters=counters,
             time=facts.time,
             why=facts.why,
+            stretch=facts.stretch,
         )
         return Candidate(
             entry=Entry(header=header, payload=payload), base=base, residual=residual, outer=outer, moments=moments
@@ -240,8 +258,9 @@ class Aggregator:
         given = facts.weights
         return [np.float32(p.header.tokens / total if given is None else given.get(p.key, 0.0)) for p in pushes]
 
-    def _contributor(self, push: Push, weight: np.float32) -> Contributor:
+    def _contributor(self, push: Push, weight: np.float32, facts: Facts) -> Contributor:
         header = push.header
+        norm, clip = (facts.marks or {}).get(push.key, (0.0, 1.0))
         return Contributor(
             node=header.node,
             incarnation=header.incarnation,
@@ -251,6 +270,8 @@ class Aggregator:
             staleness=self.version - header.base_version,
             weight=float(weight),
             payload_bytes=len(push.payload),
+            norm=norm,
+            clip=clip,
         )
 
     def commit(self, candidate: Candidate) -> None:

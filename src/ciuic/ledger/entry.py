@@ -9,7 +9,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ciuic.errors import FrameError
-from ciuic.ledger.frame import Buffer, Kind, build_frame, read_frame
+from ciuic.ledger.frame import Buffer, Kind, build_frame, frame_parts, read_frame
 
 T = TypeVar("T", bound=msgspec.Struct)
 MAX_RANGES = 100_000
@@ -51,6 +51,8 @@ class PushHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """The node's learning rate now, in `gradient` mode."""
     phase: Phase = "adam"
     """What was sent in `gradient` mode: a gradient, or with `frozen` a momentum."""
+    accesses: int = -1
+    """Tokens that were routed to the experts of this fragment, once for each of them; -1: not known."""
 
 
 class Contributor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -66,6 +68,10 @@ class Contributor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     weight: float
     """What its decoded push was multiplied with (an fp32 number)."""
     payload_bytes: int
+    norm: float = 0.0
+    """L2 norm of its decoded push; 0: not known."""
+    clip: float = 1.0
+    """Part of the weight: below 1 when the push was much longer than others."""
 
 
 class Rejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -104,6 +110,8 @@ class EntryHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Wall clock of the hub, for people."""
     why: str = ""
     """Why the round closed: complete, deadline, pushed (async)."""
+    stretch: int = 1
+    """Intervals between a push that is merged here and its node's next one of this fragment, the same for all."""
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -164,8 +172,12 @@ class Snapshot:
     """Part name -> fp32 [element_count]; read-only views."""
 
     def to_frame(self) -> bytes:
-        payload = b"".join(self.vectors[part].tobytes() for part in self.header.parts)
-        return build_frame("snapshot", msgspec.msgpack.encode(self.header), payload)
+        return b"".join(self.frame_parts())
+
+    def frame_parts(self) -> list[Buffer]:
+        """The frame in pieces, of which the vectors are not copied."""
+        vectors = [np.ascontiguousarray(self.vectors[part]).view(np.uint8).data for part in self.header.parts]
+        return frame_parts("snapshot", msgspec.msgpack.encode(self.header), vectors)
 
 
 def push_from_frame(data: Buffer) -> Push:
@@ -181,6 +193,8 @@ def push_from_frame(data: Buffer) -> Push:
         raise FrameError(
             "the numbers of this push cannot be", cause=f"tokens {header.tokens}, sequence {header.sequence}"
         )
+    if not -1 <= header.accesses <= MAX_TOKENS:
+        raise FrameError("the accesses of this push cannot be", cause=f"{header.accesses}")
     _check_counters(header.counters)
     return Push(header=header, payload=payload)
 

@@ -7,7 +7,7 @@ async  Each push makes an entry at once. It weighs 1 / W (1 + s)^-1/2 with W nod
        update stay), and staler work counts less (arXiv 1903.03934, a = 1/2). W entries are what a round is in `sync`.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
@@ -53,6 +53,8 @@ class Inbox:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.waiting: dict[Key, Push] = {}
+        self._senders: Counter[str] = Counter()
+        """How many of the waiting pushes each node sent."""
         self._lateness_s: deque[float] = deque(maxlen=policy.history)
         self._first_s: float | None = None
         self._previous_first_s: float | None = None
@@ -67,6 +69,8 @@ class Inbox:
             self._lateness_s.append(now_s - first_s)
         elif not late:
             self._first_s = now_s
+        if push.key not in self.waiting:
+            self._senders[push.header.node] += 1
         self.waiting[push.key] = push
 
     def forget_lateness(self) -> None:
@@ -74,7 +78,7 @@ class Inbox:
         self._lateness_s.clear()
 
     def has_from(self, node: str) -> bool:
-        return any(key[0] == node for key in self.waiting)
+        return node in self._senders
 
     def deadline_s(self) -> float:
         """Seconds after the round's first push."""
@@ -87,6 +91,18 @@ class Inbox:
         mad = median(abs(x - middle) for x in self._lateness_s)
         return max(policy.floor_s, middle + policy.spread * mad)
 
+    def may_close(self, fewest: int, now_s: float) -> bool:
+        """Whether `decide` is worth asking, found without a look at each member; at least `fewest` are expected."""
+        if not self.waiting or self.policy.kind == "async" or len(self._senders) >= fewest:
+            return bool(self.waiting)
+        if len(self._senders) < self._needed(fewest):
+            return False
+        due_s = self.due_s()
+        return due_s is not None and now_s >= due_s
+
+    def _needed(self, members: int) -> int:
+        return max(1, int(self.policy.min_fraction * members + 0.5))
+
     def decide(self, expected: Iterable[str], now_s: float) -> str:
         """`complete`, `deadline`, `pushed` or "" (go on waiting), given the members that should push in this round."""
         if not self.waiting:
@@ -94,13 +110,13 @@ class Inbox:
         if self.policy.kind == "async":
             return "pushed"
         members = set(expected)
-        missing = {node for node in members if not self.has_from(node)}
+        missing = members - self._senders.keys()
         if not missing:
             return "complete"
-        needed = max(1, int(self.policy.min_fraction * len(members) + 0.5))
         pushed = len(members) - len(missing)
         due_s = self.due_s()
-        return "deadline" if due_s is not None and pushed >= needed and now_s >= due_s else ""
+        is_enough = pushed >= self._needed(len(members))
+        return "deadline" if due_s is not None and is_enough and now_s >= due_s else ""
 
     def due_s(self) -> float | None:
         """When the deadline of the present round passes; None before its first push."""
@@ -149,10 +165,15 @@ class Inbox:
 
     def remove(self, key: Key) -> Push:
         """Take a push out without merging it."""
-        return self.waiting.pop(key)
+        push = self.waiting.pop(key)
+        self._senders[push.header.node] -= 1
+        if not self._senders[push.header.node]:
+            del self._senders[push.header.node]
+        return push
 
     def settle(self, keys: Iterable[Key]) -> None:
         """The round is durable: these pushes have left. The next round's clock starts with its own first push."""
         for key in keys:
-            self.waiting.pop(key, None)
+            if key in self.waiting:
+                self.remove(key)
         self._previous_first_s, self._first_s = self._first_s, None

@@ -12,6 +12,7 @@ class IntervalSet:
     def __init__(self, ranges: Iterable[Range] = ()) -> None:
         self._starts: list[int] = []
         self._stops: list[int] = []
+        self._count = 0
         for start, stop in ranges:
             self.add(start, stop)
 
@@ -20,7 +21,7 @@ class IntervalSet:
 
     def __len__(self) -> int:
         """How many integers are in the set."""
-        return sum(self._stops) - sum(self._starts)
+        return self._count
 
     def __bool__(self) -> bool:
         return bool(self._starts)
@@ -32,7 +33,7 @@ class IntervalSet:
 
     def copy(self) -> "IntervalSet":
         other = IntervalSet()
-        other._starts, other._stops = self._starts.copy(), self._stops.copy()
+        other._starts, other._stops, other._count = self._starts.copy(), self._stops.copy(), self._count
         return other
 
     def add(self, start: int, stop: int) -> int:
@@ -42,6 +43,7 @@ class IntervalSet:
         first = bisect_left(self._stops, start)  # ranges that touch or overlap: first..last-1
         last = bisect_right(self._starts, stop)
         already = sum(max(0, min(stop, self._stops[i]) - max(start, self._starts[i])) for i in range(first, last))
+        self._count += stop - start - already
         if first < last:
             start, stop = min(start, self._starts[first]), max(stop, self._stops[last - 1])
         self._starts[first:last], self._stops[first:last] = [start], [stop]
@@ -54,6 +56,7 @@ class IntervalSet:
         first, last = bisect_right(self._stops, start), bisect_left(self._starts, stop)
         keep: list[Range] = []
         for i in range(first, last):
+            self._count -= min(stop, self._stops[i]) - max(start, self._starts[i])
             if self._starts[i] < start:
                 keep.append((self._starts[i], start))
             if self._stops[i] > stop:
@@ -67,6 +70,10 @@ class IntervalSet:
             return []
         first, last = bisect_right(self._stops, start), bisect_left(self._starts, stop)
         return [(max(start, self._starts[i]), min(stop, self._stops[i])) for i in range(first, last)]
+
+    def common(self, ranges: Iterable[Range]) -> list[Range]:
+        """What of these ranges is in the set, sorted and disjoint."""
+        return list(IntervalSet(part for start, stop in ranges for part in self.within(start, stop)))
 
     def take(self, count: int) -> list[Range]:
         """Remove and return the `count` smallest members (fewer when there are fewer)."""

@@ -65,6 +65,10 @@ class NodeMachine:
         for replica in self.replicas:
             replica.stepped(tokens, ranges if replica.fragment == 0 else ())
 
+    def accessed(self, fragment: int, count: int) -> None:
+        """Of what was trained since this was last said, so many tokens reached its experts; -1: not known."""
+        self.replicas[fragment].progress.accessed(count)
+
     def unpushed_tokens(self, fragment: int = 0) -> int:
         """Tokens trained since the last push."""
         return self.replicas[fragment].progress.tokens
@@ -99,6 +103,7 @@ class NodeMachine:
             counters=counters if fragment == 0 else (),
             lr=self.lr,
             phase=phase,
+            accesses=flight.accesses,
         )
         return Push(header=header, payload=flight.payload)
 

@@ -35,6 +35,7 @@ class InFlight:
     base_version: int
     tokens: int
     ranges: tuple[Range, ...]
+    accesses: int = -1
 
 
 @dataclass(kw_only=True)
@@ -43,6 +44,12 @@ class Progress:
 
     tokens: int = 0
     ranges: list[Range] = field(default_factory=list)
+    accesses: int | None = None
+    """Tokens routed to the experts of this fragment; None: nothing was said, -1: not known."""
+
+    def accessed(self, count: int) -> None:
+        """So many tokens more reached the experts of this fragment; -1 when that is not known."""
+        self.accesses = -1 if count < 0 or self.accesses == -1 else (self.accesses or 0) + count
 
     def add(self, tokens: int, ranges: tuple[Range, ...] | list[Range]) -> None:
         self.tokens += tokens
@@ -61,6 +68,7 @@ class Progress:
             base_version=version,
             tokens=self.tokens,
             ranges=tuple(self.ranges),
+            accesses=-1 if self.accesses is None else self.accesses,
         )
 
 
@@ -184,6 +192,7 @@ class Replica:
             self.e, self.e_before = self.e_before, self.e  # as it was before the push
             again = Progress()
             again.add(flight.tokens, flight.ranges)
+            again.accessed(flight.accesses)
             again.add(self.progress.tokens, self.progress.ranges)
             self.progress, self.has_stepped = again, True
         self.F[:] = 0

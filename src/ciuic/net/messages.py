@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from ciuic.errors import ProtocolError
+from ciuic.net.keeping_messages import DiskUse
 
 API = "/v1"
 T = TypeVar("T")
@@ -102,8 +103,11 @@ class HeartbeatRequest(Message):
     location: str = ""
     claimed: dict[str, float] = {}
     measured: dict[str, float] = {}
-    """up_bits_per_s, down_bits_per_s, rtt_s, clock_offset_s, cpu_count, gpu_count, memory_free_bytes,
-    disk_free_bytes."""
+    """Names with units: net.measured.UNITS says which there are."""
+    measured_age_s: float | None = None
+    """Since links and speeds were measured; None before the first time. The rest is refreshed all the time."""
+    measure_ticket: int = 0
+    """The latest wish to measure (HeartbeatReply.measure_ticket) that is fulfilled."""
     facts: dict[str, str] = {}
     """host, platform, python, torch, device, ciuic version."""
     worker: WorkerReport = WorkerReport()
@@ -130,6 +134,10 @@ class HeartbeatReply(Message):
     """Stop the worker gracefully (run stopped by its operator, or node drained)."""
     heartbeat_s: float = 2.0
     hub_time: float = 0.0
+    renew: bool = False
+    """The node's certificate should be renewed now (POST /v1/node/renew)."""
+    measure_ticket: int = 0
+    """Not 0: an operator wants the node to measure itself now. The same number again is the same wish."""
 
 
 class LogLine(Message):
@@ -181,6 +189,8 @@ class FragmentState(Message):
     snapshot_bytes: int
     url: str = ""
     """Where it is served; empty: at the hub."""
+    sources: list[str] = []
+    """Addresses that hold the snapshot, too; what comes from them is checked against the hub's list of chunks."""
 
 
 class AttachReply(Message):
@@ -210,6 +220,7 @@ class PushReply(Message):
 class LeaseRequest(Message):
     incarnation: int
     count: int
+    """0: only to tell."""
     request_id: int
     """Grows by one per new request of an incarnation; the same id again gets the same answer (lost replies)."""
     step: int = 1
@@ -218,6 +229,12 @@ class LeaseRequest(Message):
     """The worker still has progress to push in some fragment: the run is not complete yet."""
     behind: list[int] = []
     """The fragments in which it has progress that is not even on its way."""
+    ready: int = -1
+    """Samples it has leased and not started; -1: it does not say."""
+    holds: list[tuple[int, int]] = []
+    """Ranges it has in hand: not started, or trained and not yet with the hub."""
+    returned: list[tuple[int, int]] = []
+    """Ranges that it gives back: they were not started and will not be."""
 
 
 class LeaseReply(Message):
@@ -227,6 +244,10 @@ class LeaseReply(Message):
     """Half-open [start, stop) sample numbers of the run."""
     final_versions: list[int] = []
     """With `finished`: the last version per fragment."""
+    give_back: int = 0
+    """Others have nothing left to train: return so many samples, last ones first, with the next request."""
+    void: list[tuple[int, int]] = []
+    """What of `holds` is not this worker's (any more): what it has not started of it, others train."""
 
 
 class ReportRequest(Message):
@@ -267,7 +288,8 @@ class EvaluationRequest(Message):
 
 class DetachRequest(Message):
     incarnation: int
-    reason: Literal["finished", "drained", "stopped", "failed"]
+    reason: Literal["finished", "drained", "stopped", "failed", "behind"]
+    """behind: its link is slower than the ledger grows."""
     detail: str = ""
 
 
@@ -293,6 +315,11 @@ class SyncRequest(Message):
     codec_down: str = ""
 
 
+class MeasureReply(Message):
+    ticket: int
+    """The node has measured itself when its NodeInfo.measure_ticket is this."""
+
+
 class SubmitReply(Message):
     run_id: str
     created: bool
@@ -304,11 +331,17 @@ class NodeInfo(Message):
     state: NodeState
     claimed: dict[str, float] = {}
     measured: dict[str, float] = {}
+    measured_at: float | None = None
+    """When links and speeds were measured, on the hub's clock (seconds since 1970)."""
+    measure_ticket: int = 0
+    """The latest wish to measure that the node has fulfilled."""
     facts: dict[str, str] = {}
     run_id: str = ""
     worker: WorkerReport = WorkerReport()
     last_seen_s: float | None = None
     """Age of the last heartbeat; None when not seen since the hub started."""
+    allow_code: bool = False
+    """Whether jobs may bring code of their own there."""
 
 
 class NodeInRun(Message):
@@ -441,13 +474,14 @@ class HubInfo(Message):
     runs: list[RunInfo] = []
     """Without rounds, and with the first and the last evaluation only."""
     disk_free_bytes: int = 0
+    disk: DiskUse = DiskUse()
 
 
 def decode(body: bytes, kind: type[T]) -> T:
     """Read one message from outside. Raises ProtocolError naming the field that is wrong."""
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:  # includes ValidationError
+    except (msgspec.DecodeError, RecursionError) as error:  # includes ValidationError
         raise ProtocolError(
             f"this is not a valid {getattr(kind, '__name__', kind)}",
             cause=str(error),

@@ -32,6 +32,8 @@ class RunView(ShardMessage):
     settings: Settings = Settings()
     intervals: dict[str, int] = {}
     """Steps per push of each node."""
+    stretches: list[int] = []
+    """Of each fragment: intervals between two pushes of it; empty: 1."""
     epoch: int = 0
     total_samples: int = 0
     samples_committed: int = 0
@@ -39,6 +41,11 @@ class RunView(ShardMessage):
     """Nodes that were told to upload version 0."""
     sealed: bool = False
     """Every sample is committed and nobody has progress left: what waits is merged, nothing more is accepted."""
+
+    @property
+    def fewest(self) -> int:
+        """At least so many nodes push before a round is complete."""
+        return len(self.expected)
 
 
 class FragmentPlace(ShardMessage):
@@ -93,8 +100,12 @@ class ShardView(ShardMessage):
     number: str
     """Names this content."""
     runs: list[RunPart] = []
-    serials: dict[str, str] = {}
-    """Serial numbers of the certificates of the nodes that may speak."""
+    serials: dict[str, list[str]] = {}
+    """Serial numbers of the certificates with which nodes may speak; two while one is being renewed."""
+    revoked: list[str] = []
+    """Serial numbers of certificates that nobody may use any more."""
+    renew: bool = False
+    """This shard should renew its certificate now."""
 
 
 class ShardLine(ShardMessage):
@@ -122,6 +133,8 @@ class FragmentReport(ShardMessage):
     """Of the move that it is part of."""
     touched: float = 1.0
     """Share of the fragment that a push moves."""
+    access: float | None = None
+    """How many experts of the fragment a token reaches; None: not known."""
     sealed: bool = False
     """It has seen that the run is complete, and nothing waits any more."""
     headers: list[tuple[EntryHeader, int]] = []
@@ -185,6 +198,14 @@ class FragmentLoad(ShardMessage):
     touched: float = 1.0
     """Share of the fragment that a push moves, averaged over the latest ones: rows and experts in use."""
     moving_to: str = ""
+    planned_shard: str = ""
+    """Where it is after the moves; empty: the hub."""
+    experts: str = ""
+    """Which experts it holds, like `experts 0-3`."""
+    access_share: float | None = None
+    """Of all accesses of tokens to experts, those to its experts; None: not known."""
+    stretch: int = 1
+    """Intervals between two pushes of it."""
 
 
 class ShardLoad(ShardMessage):

@@ -25,5 +25,7 @@ class AgentConfig:
     """From SIGTERM to SIGKILL of a worker that is to stop."""
     drain_s: float = 60.0
     """The same when the agent itself is told to stop."""
+    settle_s: float = 5.0
+    """How long the node must have had nothing to do before it measures what takes long."""
     worker_command: list[str] | None = None
     """Another program than the built-in worker; `--run-file PATH` is added."""

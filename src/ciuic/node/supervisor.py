@@ -15,8 +15,8 @@ RESTART_WINDOW_S = 600.0
 _KILL_AGAIN_S = 5.0
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 10.0
-_POINTLESS = re.compile(r"error\[CIUIC-[12]\d\d\].*", re.DOTALL)
-"""Usage and access errors: another start ends the same way."""
+_POINTLESS = re.compile(r"error\[CIUIC-([12]\d\d|603)\].*", re.DOTALL)
+"""Usage and access errors, and a link that is too slow: another start ends the same way."""
 
 
 class Supervisor:

@@ -25,9 +25,10 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from ciuic.errors import CiuicError, ConflictError, UnreachableError
 from ciuic.net.credentials import Credentials
+from ciuic.net.route import address_towards, host_name_is_reachable
 from ciuic.net.store_messages import GroupAsk
 from ciuic.train.hub_store import Membership
-from ciuic.train.rendezvous import credentials_here
+from ciuic.train.rendezvous import choose_interface, credentials_here
 
 GROUP = "torchrun"
 """Agents meet in the group JOB/torchrun; their workers may use other groups of the same job."""
@@ -123,8 +124,15 @@ class HubRendezvous(RendezvousHandler):
         """MASTER_ADDR and MASTER_PORT of the workers of this generation."""
         self._server = None
         port = 0
+        choose_interface(self._membership.hub_url)  # the workers have it in their environment
+        local = self._local_addr or self._address()
         if rank == 0 and self.use_agent_store:
-            host = self._local_addr or socket.getfqdn()
+            host = local or socket.getfqdn()
             self._server = TCPStore(host_name=host, port=0, is_master=True, multi_tenant=True, wait_for_workers=False)
             port = self._server.port
-        return RendezvousStoreInfo.build(rank, store, self._local_addr, port)
+        return RendezvousStoreInfo.build(rank, store, local, port)
+
+    def _address(self) -> str | None:
+        """What to tell the others instead of a host name that leads nowhere."""
+        url = self._membership.hub_url
+        return None if host_name_is_reachable(url) else address_towards(url) or None

@@ -13,13 +13,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ciuic.errors import NonFiniteError, RunFailedError
+from ciuic.errors import CannotCatchUpError, NonFiniteError, RunFailedError
 from ciuic.ledger.entry import Entry
 from ciuic.ledger.intervals import Range
 from ciuic.ledger.node import NodeMachine
 from ciuic.net import messages as m
 from ciuic.net.client import HubClient
 from ciuic.net.tls import Purpose
+from ciuic.train.catching import Lateness
 from ciuic.train.courier import Answered, Arrived, Courier, Failed, Item
 from ciuic.train.entrance import DataFacts, Entrance
 from ciuic.train.leases import Leases
@@ -29,9 +30,7 @@ from ciuic.train.runfile import RunFile
 from ciuic.train.state import ModelState
 from ciuic.train.telling import Telling
 
-DetachReason = Literal["finished", "drained", "stopped", "failed"]
-AHEAD_S = 30.0
-"""Samples for so long are leased ahead, so that a node trains on while the hub is away."""
+DetachReason = Literal["finished", "drained", "stopped", "failed", "behind"]
 PASSING = ("stale", "ahead")
 """Reasons for which a later push is accepted."""
 REFUSED_LIMIT = 3
@@ -50,6 +49,8 @@ class Turn:
     next_step: int
     """The meter's step at whose boundary it is due."""
     rule: WaitRule
+    skips: int = 0
+    """So many intervals more it is not pushed: few tokens reach its experts."""
     pushed_at_s: float = 0.0
     worked_since_s: float = 0.0
     acknowledged: int = 0
@@ -58,6 +59,7 @@ class Turn:
     """Pushes in a row that could not be made because progress was not finite."""
     refused: int = 0
     """Pushes in a row that the hub will not take, however often they are sent."""
+    lateness: Lateness = field(default_factory=Lateness)
 
 
 @dataclass(kw_only=True)
@@ -90,6 +92,7 @@ class Engine:
     _initial_loss: tuple[float, int] | None = None
     _least_ahead: int = 1
     _drain_since_s: float = 0.0
+    _set_aside: str = ""  # why this node cannot keep up
 
     @property
     def progress(self) -> float:
@@ -157,17 +160,22 @@ class Engine:
 
     def boundary(self) -> bool:
         """Merge what has arrived, push what is due. True when the model changed."""
+        self._look_ahead()
         changed = self._process_arrivals()
         for fragment, turn in enumerate(self._turns):
             if self.meter.steps >= turn.next_step and self.machine.can_push(fragment, 1):
+                if turn.skips > 0:
+                    turn.skips, turn.next_step = turn.skips - 1, self.meter.steps + self.interval
+                    continue
                 changed = self._push(fragment) or changed
                 changed = self._wait_for_entry(fragment) or changed
         return changed
 
-    def _samples_in(self, seconds: float) -> int:
-        """How many samples this node trains in that time."""
-        step_s = self.meter.step_s
-        return int(self.data.samples_per_step * seconds / step_s) if step_s > 0 else 0
+    def _look_ahead(self) -> None:
+        """Lease for as long as the hub may be away, at the pace of this node."""
+        step_s = self.leases.step_s = self.meter.step_s
+        samples = int(self.data.samples_per_step * self.info.job.fault.outage_s / step_s) if step_s > 0 else 0
+        self.leases.ahead = max(self._least_ahead, samples)
 
     def _process_arrivals(self, timeout_s: float = 0.0) -> bool:
         """Everything that has arrived; waits up to `timeout_s` for the first item. True when the model changed."""
@@ -197,6 +205,7 @@ class Engine:
         self._merge(item.entry)
         if waits and replica.in_flight is None:
             turn.rule.observe_flight(item.at_s - turn.pushed_at_s)
+            turn.skips = item.entry.header.stretch - 1  # as all nodes of that round
 
     def _answered(self, item: Answered) -> None:
         if item.reply.pace is not None:
@@ -207,11 +216,15 @@ class Engine:
         else:
             turn = self._turns[item.fragment]
             turn.acknowledged, turn.refused = item.sequence, 0
+            turn.lateness.arrived()
+            self.leases.accepted(item.ranges)
 
     def _rejected(self, item: Answered) -> None:
         reply, turn = item.reply, self._turns[item.fragment]
         _log.warning("a push was rejected (%s): %s", reply.reason, reply.detail)
         self.machine.rejected(item.fragment, item.sequence)
+        if reply.reason == "stale":
+            self._is_late(turn, reply.hub_version)
         turn.refused = 0 if reply.reason in PASSING else turn.refused + 1
         if turn.refused >= REFUSED_LIMIT:
             raise RunFailedError(
@@ -219,6 +232,13 @@ class Engine:
                 cause=reply.detail,
                 next="look at the run's events; the other nodes go on",
             )
+
+    def _is_late(self, turn: Turn, hub_version: int) -> None:
+        try:
+            turn.lateness.stale(hub_version)
+        except CannotCatchUpError as error:
+            self._set_aside = error.cause
+            raise
 
     def _merge(self, entry: Entry) -> None:
         """Apply an entry to its gathered fragment; evaluate its base when it is this node's turn."""
@@ -235,6 +255,7 @@ class Engine:
         """Send the progress since the last push. True when the model changed (non-finite progress was given up)."""
         turn = self._turns[fragment]
         vector = self._vector(fragment)
+        self.machine.accessed(fragment, self.state.accesses(fragment))
         turn.rule.observe_round(time.perf_counter() - turn.worked_since_s)
         try:
             push = self.machine.push(fragment, vector, self.state.counters() if fragment == 0 else ())
@@ -245,7 +266,6 @@ class Engine:
         turn.pushed_at_s = turn.worked_since_s = time.perf_counter()
         turn.next_step = self.meter.steps + self.interval
         self.meter.pushes += 1
-        self.leases.ahead = max(self._least_ahead, self._samples_in(AHEAD_S))
         self.courier.send(push)
         return False
 
@@ -289,6 +309,7 @@ class Engine:
             self._initialized = False
             self._evaluate(0, final=False)  # on_evaluate came after prepare
         if self.draining:
+            self.leases.drain()
             changed = self._process_arrivals(timeout_s if self._in_flight() else 0.0)
             return self._drained_step(changed)
         if self.leases.has_samples and not self.leases.is_complete:
@@ -351,6 +372,8 @@ class Engine:
 
     def leave(self, reason: DetachReason, detail: str = "") -> None:
         """Send what is left to say, detach, stop the threads."""
+        if self._set_aside:
+            reason, detail = "behind", self._set_aside
         client = self.connect("control")
         try:
             self.telling.last_words(client, final=reason == "finished")

@@ -33,6 +33,7 @@ class GradientEngine(Engine):
 
     def boundary(self) -> bool:
         """Push this step's gradient in all fragments; come back when each has merged or was rejected."""
+        self._look_ahead()
         changed = self._push_all()
         self.tap.clear()
         began = time.perf_counter()

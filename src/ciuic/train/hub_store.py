@@ -155,6 +155,11 @@ class Membership:
         self._leave(closes=closes)
         self.line.close()
 
+    @property
+    def hub_url(self) -> str:
+        """Where the hub is, as this process knows it."""
+        return self._credentials.url
+
     def next_request(self) -> int:
         """The number of the next store call."""
         return next(self._requests)

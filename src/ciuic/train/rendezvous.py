@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import re
+import socket
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from ciuic.errors import ConflictError, UsageError
 from ciuic.net.credentials import Credentials, find_credentials
+from ciuic.net.route import address_towards, host_name_is_reachable, interface_of
 from ciuic.net.store_messages import GroupAsk
 from ciuic.train.hub_store import HubStore, Membership
 from ciuic.train.runfile import read_run_file
@@ -27,6 +29,7 @@ SCHEMES = ("ciuic", "ciuric")
 TIMEOUT = timedelta(minutes=30)
 GRACE_S = 5.0
 LARGEST_WORLD = 100_000
+INTERFACE = "GLOO_SOCKET_IFNAME"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEYS = ("job", "nodes", "world_size", "rank")
 _SECRET = re.compile(r"token|secret|passw|pwd|key|auth|credential|cert", re.IGNORECASE)
@@ -262,6 +265,7 @@ def rendezvous(url: str, timeout: timedelta = TIMEOUT, **_: object) -> Generator
 def _enter(group: GroupUrl, name: str, credentials: Credentials, timeout: timedelta) -> HubStore:
     """A new membership, and the store of its first generation."""
     size, rank = size_and_rank(group, os.environ)
+    choose_interface(credentials.url)
     membership = Membership(credentials, name)
     seats().take(name, _Seat(membership=membership, timeout=timeout, pid=os.getpid()))
     wish = GroupAsk(
@@ -277,6 +281,20 @@ def _enter(group: GroupUrl, name: str, credentials: Credentials, timeout: timede
         seats().drop(name)
         membership.leave()
         raise
+
+
+def choose_interface(url: str) -> None:
+    """Let gloo listen on the interface that leads to the hub, where this machine's host name does not say which.
+
+    gloo listens on the address of the host name, and on loopback when nothing resolves it: the others would knock at
+    their own door. What the user has set stays.
+    """
+    if os.environ.get(INTERFACE) or host_name_is_reachable(url):
+        return
+    name = interface_of(address_towards(url))
+    if name:
+        os.environ[INTERFACE] = name
+        _log.info("the host name %s leads nowhere: gloo uses %s, which leads to the hub", socket.gethostname(), name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,7 +97,7 @@ class Run:
         _check_optimizer(model, optimizer)
         if self.job.nodes.sharding == "fsdp2" and self.world_size > 1 and not is_sharded(model):
             shard_model(model, optimizer, next(model.parameters()).device.type)
-        self._state = make_state(model, self.device, self._gang, self.job.sync.fragments)
+        self._state = make_state(model, self.device, self._gang, self.job.sync.fragments, self.job.sync.fragment_by)
         self._optimizer = optimizer
         if self.job.sync.send == "gradient":
             if self._state.is_sharded:

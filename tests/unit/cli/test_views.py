@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ciuic.cli import views
+from ciuic.cli import node_views, views
 from ciuic.cli.output import Grid, clean, plain_table, rich_table
 from ciuic.cli.watch import run_picture
 from ciuic.net.messages import Event, NodeInfo, NodeInRun, RunInfo, SampleCounts
@@ -37,7 +37,7 @@ def test_a_run_of_which_nothing_is_known_yet_can_be_shown() -> None:
 
 def test_a_node_that_was_not_seen_says_so() -> None:
     node = NodeInfo(node_id="a", location="a", state="dead")
-    assert views.nodes_grid([node]).rows[0][-1] == "not since the hub started"
+    assert node_views.nodes_grid([node], now=0.0).rows[0][-1] == "not since the hub started"
 
 
 def test_differing_losses_are_shown_loudly() -> None:

@@ -10,7 +10,7 @@ import pytest
 from ciuic.errors import StorageError
 from ciuic.hub import store as store_module
 from ciuic.hub.records import Announce, Node, Run
-from ciuic.hub.store import Store
+from ciuic.hub.store import Store, Wanted
 from ciuic.net.messages import LogLine
 
 
@@ -93,10 +93,37 @@ def test_the_oldest_events_go_beyond_the_cap_and_ids_are_not_used_again(store: S
     assert [event.id for event in kept] == list(range(kept[0].id, 601))
 
 
+def told(store: Store, **wanted: object) -> list[str]:
+    return [event.text for event in store.events_after(0, wanted=Wanted(**wanted))]  # type: ignore[arg-type]
+
+
+def test_events_are_found_by_kind_node_and_time(store: Store) -> None:
+    lines = [("node.dead", "a"), ("node.back", "a"), ("nodes", "b"), ("round.closed", "")]
+    for wall_s, (kind, node) in enumerate(lines):
+        store.commit(wall_s=float(wall_s), lines=[Announce(kind=kind, node_id=node, text=str(wall_s))])
+    assert told(store, kinds=("node",)) == ["0", "1"]
+    assert told(store, kinds=("node.dead", "round")) == ["0", "3"]
+    assert told(store, kinds=("*",)) == []
+    assert told(store, node_id="a", since=1.0) == ["1"]
+
+
+def test_the_story_of_a_run_has_what_happened_to_the_hub_meanwhile_and_not_later(store: Store) -> None:
+    run = Run(run_id="r-1", number=1, name="r", job={}, state="running")
+    before, during, after = (Announce(kind="hub.started", text=text) for text in ("before", "during", "after"))
+    other = Announce(kind="token.created", text="not about the run")
+    store.commit(
+        wall_s=0.0, runs=[run], lines=[before, line("first", "r-1"), during, other, line("last", "r-1"), after]
+    )
+    assert told(store, run_id="r-1", with_hub=True) == ["first", "during", "last", "after"]
+    run.state = "finished"
+    store.commit(wall_s=1.0, runs=[run])
+    assert told(store, run_id="r-1", with_hub=True) == ["first", "during", "last"]
+
+
 def test_events_of_one_run_can_be_asked_for(store: Store) -> None:
     store.commit(wall_s=0.0, lines=[line("a", "r-1"), line("b", "r-2"), line("c", "r-1")])
-    assert [event.text for event in store.events_after(0, run_id="r-1")] == ["a", "c"]
-    assert [event.text for event in store.events_after(1, run_id="r-1")] == ["c"]
+    assert [event.text for event in store.events_after(0, wanted=Wanted(run_id="r-1"))] == ["a", "c"]
+    assert [event.text for event in store.events_after(1, wanted=Wanted(run_id="r-1"))] == ["c"]
     assert [event.text for event in store.latest_events(2)] == ["b", "c"]
 
 

@@ -56,6 +56,8 @@ def test_a_push_is_read_as_it_was_written(
         {"ranges": ((0, 1),) * (MAX_RANGES + 1)},
         {"counters": (2**63, 0)},
         {"counters": (0, -(2**63) - 1)},
+        {"accesses": -2},
+        {"accesses": MAX_TOKENS + 1},
     ],
     ids=str,
 )

@@ -35,3 +35,20 @@ def test_samples_and_counters_are_reported_with_fragment_0_only_and_tokens_with_
     assert [h.counters for h in headers] == [(3,), ()]
     assert {h.codec for h in headers} == {"int8"}
     assert len({h.layout_digest for h in headers}) == 1
+
+
+def test_a_push_says_how_many_tokens_reached_its_experts_also_those_of_a_refused_one() -> None:
+    machine, theta = machine_with(2)
+    machine.stepped(10, [(0, 4)])
+    assert machine.push(0, theta[0]).header.accesses == -1  # nobody said
+    machine.accessed(1, 7)
+    first = machine.push(1, theta[1])
+    assert first.header.accesses == 7
+    machine.rejected(1, first.header.sequence)
+    machine.stepped(10, [(4, 8)])
+    machine.accessed(1, 5)
+    again = machine.push(1, theta[1])
+    assert (again.header.tokens, again.header.accesses) == (20, 12)
+    machine.rejected(1, again.header.sequence)
+    machine.accessed(1, -1)
+    assert machine.push(1, theta[1]).header.accesses == -1

@@ -82,6 +82,23 @@ class Samples(RuleBasedStateMachine):
     def a_living_node_is_thought_dead(self, node: str) -> None:
         self.ledger.give_back(node)
 
+    @rule(node=NODES, share=st.integers(1, TOTAL))
+    def gives_back_what_it_has_not_started(self, node: str, share: int) -> None:
+        given = set(sorted(self.belief[node])[-share:])
+        owned = numbers(self.ledger.owned(node, ranges_of(given)))
+        assert owned == given - numbers(self.ledger.not_owned(node, ranges_of(given)))
+        self.ledger.give_back(node, ranges_of(owned))
+        self.belief[node] -= given
+        assert not owned & numbers(self.ledger.owned(node, ranges_of(given)))
+
+    @rule(node=NODES)
+    def gets_back_what_nobody_else_took(self, node: str) -> None:
+        """It was thought dead and speaks again."""
+        again = self.ledger.free.common(ranges_of(self.belief[node]))
+        self.ledger.restore_lease(node, again)
+        assert numbers(self.ledger.owned(node, again)) == numbers(again)
+        self.leased |= numbers(again)
+
     @invariant()
     def no_sample_is_nowhere_and_no_committed_one_is_free(self) -> None:
         counts = sample_counts(self.ledger)

@@ -30,8 +30,8 @@ class Hub:
         self.requests.append(message)
         if self.fail_every and len(self.requests) % self.fail_every == 0:
             raise UnreachableError("the line is cut")
-        if self.wait_first > 0:
-            self.wait_first -= 1
+        if self.wait_first > 0 or not message.count:
+            self.wait_first = max(0, self.wait_first - 1)
             return m.LeaseReply(status="wait")
         if self.next >= self.total:
             return m.LeaseReply(status="finished", final_versions=[7])
@@ -171,3 +171,85 @@ def test_while_the_hub_has_nothing_free_no_answer_is_expected() -> None:
         until(lambda: len(hub.requests) >= 1 and not leases.may_come)
         assert not leases.has_samples or leases.take(1)
         assert leases.wait(10)
+
+
+# ---- what is in hand
+
+
+def held(leases: Leases) -> list[int]:
+    return numbers(leases.request(0).holds)
+
+
+def test_what_is_in_hand_is_told_until_the_hub_has_it() -> None:
+    leases = leases_of((0, 10))
+    request = leases.request(0)
+    assert (request.ready, request.holds, request.returned) == (10, [(0, 10)], [])
+    leases.take(4)
+    request = leases.request(0)
+    assert (request.ready, request.holds) == (6, [(0, 10)])
+    leases.accepted([(0, 3)])
+    assert held(leases) == [*range(3, 10)]
+    leases.put_back([(3, 4)])
+    request = leases.request(0)
+    assert (request.ready, request.holds) == (7, [(3, 10)])
+
+
+def test_the_last_samples_are_given_back_when_the_hub_asks_and_told_until_it_has_heard() -> None:
+    leases = leases_of((0, 5), (20, 26))
+    leases.take(2)
+    leases.take_reply(m.LeaseReply(status="wait", give_back=8))
+    assert leases.ready == [(2, 3)]
+    first = leases.request(0)
+    assert sorted(numbers(first.returned)) == [3, 4, *range(20, 26)]
+    assert leases.request(5).returned == first.returned, "the answer was lost: the same again"
+    assert set(numbers(first.returned)).isdisjoint(numbers(first.holds))
+    leases.take_reply(m.LeaseReply(status="wait"))
+    assert leases.request(0).returned == []
+
+
+def test_what_is_started_is_not_given_back() -> None:
+    leases = leases_of((0, 6))
+    leases.take(4)
+    leases.take_reply(m.LeaseReply(status="wait", give_back=100))
+    assert numbers(leases.request(0).returned) == [4, 5]
+    assert not leases.has_samples
+
+
+@given(ranges=RANGES, void=RANGES)
+def test_what_others_have_taken_is_not_started(ranges: list[Range], void: list[Range]) -> None:
+    leases, taken = leases_of(*ranges), set(numbers(void))
+    leases.take_reply(m.LeaseReply(status="wait", void=void))
+    assert numbers(leases.ready) == [n for n in numbers(ranges) if n not in taken]
+
+
+def test_samples_that_come_with_the_answer_are_not_dropped_with_the_old_ones() -> None:
+    leases = leases_of((0, 4))
+    leases.take_reply(m.LeaseReply(status="granted", ranges=[(2, 6)], void=[(2, 4)]))
+    assert numbers(leases.ready) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_worker_that_leaves_gives_back_what_it_has_not_started_and_asks_for_nothing_more() -> None:
+    hub, leases = Hub(1000), Leases("r1", 1, chunk=10, ahead=25)
+    with running(leases, hub):
+        until(lambda: not leases.may_come)
+        assert leases.take(5) == [(0, 5)]
+        leases.drain()
+        until(lambda: any(r.returned for r in hub.requests))
+    given = next(r for r in hub.requests if r.returned)
+    assert numbers(given.returned)[0] == 5
+    assert (given.ready, given.count) == (0, 0)
+    assert given.holds == [(0, 5)], "what it has trained it will push"
+    assert not leases.has_samples
+
+
+def test_who_has_samples_for_long_asks_seldom() -> None:
+    hub, leases = Hub(10), Leases("r1", 1, chunk=10, ahead=10_000)
+    leases.step_s = 1.0
+    hub.wait_first = 1000
+    leases.put_back([(0, 400)])
+    with running(leases, hub):
+        until(lambda: bool(hub.requests))
+        threading.Event().wait(1.0)
+        assert len(hub.requests) == 1, "it has enough for minutes"
+        assert leases.take(400)
+        until(lambda: len(hub.requests) > 4)
