@@ -92,7 +92,7 @@ class Leasing:
         """See RunLedger.lease. `member`: the present incarnation. Raises ConflictError, ProtocolError, StorageError."""
         ledger = self._ledger
         if request.request_id == member.last_request_id and member.last_lease is not None:
-            return member.last_lease
+            return self._repeat(member, member.last_lease, request)
         if request.request_id < member.last_request_id:
             raise ConflictError(
                 f"request {request.request_id} of {member.node} is older than its request {member.last_request_id}",
@@ -108,6 +108,14 @@ class Leasing:
         if count > 0:
             return self._grant(member, request.request_id, count, void)
         return m.LeaseReply(status="wait", void=void, give_back=self._surplus(member))
+
+    def _repeat(self, member: Member, last: m.LeaseReply, request: m.LeaseRequest) -> m.LeaseReply:
+        """The answer was lost: the same again, but for what has gone back meanwhile and others have now."""
+        self._check(request.holds)
+        self._recover(member, [*request.holds, *last.ranges])
+        ranges = self._ledger.samples.owned(member.node, last.ranges)
+        void = self._ledger.samples.not_owned(member.node, request.holds)
+        return m.LeaseReply(status="granted", ranges=ranges, void=void)
 
     def _learn(self, member: Member, request: m.LeaseRequest) -> None:
         """Raises ProtocolError."""

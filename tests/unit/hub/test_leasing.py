@@ -204,6 +204,7 @@ def test_a_worker_that_stands_still_is_not_waited_for_after_the_grace_although_i
     rounds.settled("n0", "n1")
     a, b = Hands(rounds, "n0"), Hands(rounds, "n1")
     for worker in (a, b):
+        worker.ask()  # the answer to request 1, which `settled` has used up
         worker.ask()
     a.train(2)
     a.push()
