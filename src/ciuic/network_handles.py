@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from ciuic.cli.measuring import ABSENT
 from ciuic.errors import UsageError
-from ciuic.hub.selection import mismatch, wants_of
+from ciuic.hub.membership.selection import mismatch, wants_of
 from ciuic.job import Job
 from ciuic.net.client import HubClient
 from ciuic.net.messages import HubInfo, NodeInfo

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer.main
 
 from ciuic.cli.main import app
-from ciuic.hub.selection import requirements_of
+from ciuic.hub.membership.selection import requirements_of
 from ciuic.job import Requirements, parse_job
 from ciuic.network import CiuicNodeNetwork, ScheduledRun
 from ciuic.network_handles import NetworkNode

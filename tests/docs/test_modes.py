@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ciuic.errors import JobFileError
-from ciuic.hub.sync import settings_of
+from ciuic.hub.run.settings_source import settings_of
 from ciuic.job import parse_job
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "modes.md").read_text()

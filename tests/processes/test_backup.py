@@ -12,7 +12,7 @@ from cluster import Cluster, wait_for
 from support.cli_world import Done, ciuic, program_environment
 from training_jobs import hurry, script_job, trained
 
-from ciuic.hub.backup import ALLOWED, KIND
+from ciuic.hub.keeping.backup import ALLOWED, KIND
 from ciuic.ledger.archive import read_archive
 
 SLOWLY = ("--batch", 4, "--step-s", 0.05)

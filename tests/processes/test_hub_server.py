@@ -420,7 +420,7 @@ def test_wal_mode_and_full_synchronisation_are_on(own_hub: HubProcess) -> None:
     with sqlite3.connect(own_hub.home / "hub" / "ciuic.db") as raw:
         assert raw.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     raw.close()
-    from ciuic.hub.database import Database
+    from ciuic.hub.keeping.database import Database
 
     database = Database(own_hub.home.parent / "other.db")
     assert database._writer.execute("PRAGMA synchronous").fetchone()[0] == 2

@@ -20,7 +20,7 @@ from support.page_states import (
 )
 from support.page_world import Browser, CannedHub, browser_at, needs_browser
 
-from ciuic.hub.news import State
+from ciuic.hub.api.news import State
 from ciuic.net.messages import NodeInfo, NodeState, SampleCounts, WorkerReport
 
 pytestmark = needs_browser

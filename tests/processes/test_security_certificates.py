@@ -24,7 +24,7 @@ from ciuic.errors import (
     TokenError,
     UnreachableError,
 )
-from ciuic.hub.gatekeeper import RENEWALS_AT_ONCE
+from ciuic.hub.access.gatekeeper import RENEWALS_AT_ONCE
 from ciuic.net.access_messages import (
     CertificateInfo,
     CertificateReply,

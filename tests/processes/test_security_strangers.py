@@ -13,8 +13,8 @@ from hub_process import HubProcess, eventually
 from security_world import ask, dial, endpoints_of, files_of, hub_endpoints, until_closed
 
 from ciuic.errors import CertificateError, OverloadedError, UnreachableError
-from ciuic.hub.api_node import PUBLIC
-from ciuic.hub.limits import LimitSettings
+from ciuic.hub.access.limits import LimitSettings
+from ciuic.hub.api.node import PUBLIC
 from ciuic.net.messages import Ok
 
 ANNOUNCED = "Content-Length: 10000000"
@@ -49,9 +49,9 @@ def test_without_a_certificate_every_endpoint_there_is_answers_401_at_once(hub: 
 
 
 def test_a_shard_answers_401_at_every_endpoint(tmp_path: Path) -> None:
-    from ciuic.hub.events import Board
-    from ciuic.hub.shard_api import ShardDesk, ShardNodeApi
-    from ciuic.hub.shard_host import ShardHost, Ties
+    from ciuic.hub.api.events import Board
+    from ciuic.hub.shards.api import ShardDesk, ShardNodeApi
+    from ciuic.hub.shards.host import ShardHost, Ties
 
     ties = Ties(clock=time.monotonic, run_of=lambda run: None, fetch=lambda *_: None, wake=lambda _: None)  # type: ignore[arg-type]
     host = ShardHost("s1", tmp_path / "runs", ties)
@@ -67,8 +67,8 @@ def answered_without_certificate(desk: object, routes: list) -> list[int]:  # ty
 
     from starlette.applications import Starlette
 
-    from ciuic.hub.endpoints import Gate
-    from ciuic.hub.limits import Limits
+    from ciuic.hub.access.limits import Limits
+    from ciuic.hub.api.endpoints import Gate
 
     async def all_of_them() -> list[int]:
         gate, found = Gate(Starlette(routes=routes), frozenset(), desk, Limits()), []  # type: ignore[arg-type]

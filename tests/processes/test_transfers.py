@@ -10,7 +10,7 @@ import pytest
 from chunk_world import PATH, ChunkWorld
 
 from ciuic.errors import DigestMismatchError, FrameError, StorageError, SupersededError, UnreachableError
-from ciuic.hub.courtesy import ChunkLists
+from ciuic.hub.run.courtesy import ChunkLists
 from ciuic.lab.links import Link
 from ciuic.lab.relay import LinkRelay
 from ciuic.net.chunks import NUMBER, ChunksReply, Manifest, encode_manifest, manifest_of

@@ -11,13 +11,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ciuic.errors import CiuicError
-from ciuic.hub.auth import NODES
-from ciuic.hub.chunks import ChunkApi
-from ciuic.hub.courtesy import Courtesy, SnapshotResponse
-from ciuic.hub.endpoints import Call, Front
-from ciuic.hub.events import Board
+from ciuic.hub.access.auth import NODES
+from ciuic.hub.api.chunks import ChunkApi
+from ciuic.hub.api.endpoints import Call, Front
+from ciuic.hub.api.events import Board
+from ciuic.hub.api.spool import Spool, Upload
 from ciuic.hub.port import PortServer, ServerFiles, listening
-from ciuic.hub.spool import Spool, Upload
+from ciuic.hub.run.courtesy import Courtesy, SnapshotResponse
 from ciuic.net.chunks import Buffer, Manifest
 from ciuic.net.exchange import Exchange
 from ciuic.net.messages import PushReply

@@ -5,7 +5,7 @@ from collections import Counter
 
 from ledger_world import World
 
-from ciuic.hub.access import LARGEST_STRETCH
+from ciuic.hub.run.expert_access import LARGEST_STRETCH
 from ciuic.ledger.layout import Layout, Slice, Tensor, make_layout
 
 NAMES, INTERVAL = ("n0", "n1", "n2"), 2

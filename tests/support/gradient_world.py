@@ -10,7 +10,7 @@ from ledger_world import small_layout
 
 from ciuic.codec import NumpyVectors
 from ciuic.errors import SupersededError
-from ciuic.hub.rounds import RunLedger
+from ciuic.hub.run.rounds import RunLedger
 from ciuic.job import parse_job
 from ciuic.ledger.entry import Snapshot, SnapshotHeader, base_digest, entry_from_frame, snapshot_from_frame
 from ciuic.ledger.gradient import GradientReplica

@@ -38,7 +38,7 @@ import sys
 from pathlib import Path
 from ciuic.hub.config import HubConfig
 from ciuic.hub.server import serve
-from ciuic.hub.limits import LimitSettings
+from ciuic.hub.access.limits import LimitSettings
 home, port, settings = Path(sys.argv[1]), int(sys.argv[2]), eval(sys.argv[3], {})
 if "limits" in settings:
     settings["limits"] = LimitSettings(**settings["limits"])

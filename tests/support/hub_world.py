@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ciuic.hub.records import Announce, Effects, Moment, Node, Run
-from ciuic.hub.state import HubState
+from ciuic.hub.membership.records import Announce, Effects, Moment, Node, Run
+from ciuic.hub.membership.state import HubState
 from ciuic.net.messages import HeartbeatRequest, WorkerReport
 
 T = TypeVar("T")

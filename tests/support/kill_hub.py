@@ -13,7 +13,7 @@ from ledger_world import RUN, small_layout
 
 from ciuic.codec import NumpyVectors
 from ciuic.errors import CiuicError, ConflictError
-from ciuic.hub.rounds import RunLedger
+from ciuic.hub.run.rounds import RunLedger
 from ciuic.job import Job, parse_job
 from ciuic.ledger.entry import Snapshot, SnapshotHeader, base_digest, entry_from_frame, snapshot_from_frame
 from ciuic.ledger.frame import split_frames

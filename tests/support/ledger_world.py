@@ -10,7 +10,7 @@ import numpy as np
 
 from ciuic.codec import FragmentCodec, NumpyVectors
 from ciuic.errors import ConflictError, SupersededError
-from ciuic.hub.rounds import RunLedger
+from ciuic.hub.run.rounds import RunLedger
 from ciuic.job import parse_job
 from ciuic.ledger.entry import Push, Snapshot, SnapshotHeader, base_digest, entry_from_frame, snapshot_from_frame
 from ciuic.ledger.layout import Layout, Tensor, make_layout

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ciuic.errors import CertificateError, ConflictError, SupersededError
-from ciuic.hub.state import Desired
+from ciuic.hub.membership.state import Desired
 from ciuic.job import parse_job
 from ciuic.lab.sim_hub import SimHub
 from ciuic.lab.sim_model import Common, Extra

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from ciuic.hub.news import Cost, State
+from ciuic.hub.api.news import Cost, State
 from ciuic.net.messages import (
     EvaluationPoint,
     Event,

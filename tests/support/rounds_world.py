@@ -11,7 +11,7 @@ from ledger_frames import memory_folder
 from ledger_world import small_layout
 
 from ciuic.codec import FragmentCodec
-from ciuic.hub.rounds import RunLedger
+from ciuic.hub.run.rounds import RunLedger
 from ciuic.job import parse_job
 from ciuic.ledger.entry import Push as LedgerPush
 from ciuic.ledger.entry import PushHeader, Snapshot, SnapshotHeader, base_digest, entry_from_frame
@@ -73,6 +73,10 @@ class Rounds:
 
     def kinds(self) -> list[str]:
         return [kind for kind, _, _ in self.events]
+
+    def latest(self, kind: str) -> str:
+        """The text of the latest event of this kind."""
+        return next(text for other, text, _ in reversed(self.events) if other == kind)
 
     # ---- attaching
 

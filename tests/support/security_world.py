@@ -9,14 +9,14 @@ from pathlib import Path
 from hub_process import HubProcess, NodeOnWire
 from starlette.routing import Route
 
-from ciuic.hub.api_view import HubFacts
-from ciuic.hub.auth import prepare_folder
+from ciuic.hub.access.auth import prepare_folder
+from ciuic.hub.api.view import HubFacts
 from ciuic.hub.config import HubConfig
 from ciuic.hub.core import Hub
+from ciuic.hub.keeping.store import Store
 from ciuic.hub.page.routes import page_routes
-from ciuic.hub.rounds import RunLedger
+from ciuic.hub.run.rounds import RunLedger
 from ciuic.hub.server import HubServer
-from ciuic.hub.store import Store
 
 Endpoint = tuple[str, str]
 """(method, path)."""

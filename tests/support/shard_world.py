@@ -9,9 +9,9 @@ from ledger_world import RUN, TOLERANCE, Message, World
 
 from ciuic.codec import FragmentCodec
 from ciuic.errors import ConflictError, MovedError, UnreachableError, UsageError
-from ciuic.hub.fragment_rounds import FragmentRounds
-from ciuic.hub.rounds import RunLedger
-from ciuic.hub.shard_host import ShardHost, Ties, files_to_move
+from ciuic.hub.run.fragment_rounds import FragmentRounds
+from ciuic.hub.run.rounds import RunLedger
+from ciuic.hub.shards.host import ShardHost, Ties, files_to_move
 from ciuic.ledger.entry import push_from_frame
 from ciuic.net import shard_messages as s
 

@@ -43,8 +43,8 @@ def start(
 
     The first start makes the certificate authority and a certificate for you, its operator.
     """
+    from ciuic.hub.access.limits import LimitSettings
     from ciuic.hub.config import HubConfig
-    from ciuic.hub.limits import LimitSettings
     from ciuic.hub.server import serve
 
     limits = LimitSettings().changed(limit or [])
@@ -95,8 +95,8 @@ def shard(
     home: Annotated[Path | None, typer.Option(help="Folder for everything it keeps [CIUIC_HOME].")] = None,
 ) -> int:
     """Serve fragments of runs for a hub, in the foreground."""
-    from ciuic.hub.shard_config import ShardConfig
-    from ciuic.hub.shard_server import serve_shard
+    from ciuic.hub.shards.config import ShardConfig
+    from ciuic.hub.shards.server import serve_shard
 
     return serve_shard(ShardConfig(home=ciuic_home(home), name=name, join=join, host=host, port=port, url=url))
 

@@ -16,7 +16,7 @@ from ciuic.errors import NotFoundError, UnreachableError, UsageError
 from ciuic.units import format_bytes
 
 if TYPE_CHECKING:
-    from ciuic.hub.restore import Restored, RestoredRun
+    from ciuic.hub.keeping.restore import Restored, RestoredRun
     from ciuic.ledger.archive import About
     from ciuic.net.client import HubClient
 
@@ -111,7 +111,7 @@ def _download(client: "HubClient", path: str, file: Path) -> int:
 
 @contextmanager
 def _offline_pieces(folder: Path, *, with_authority: bool) -> Generator[Iterator[bytes]]:
-    from ciuic.hub.backup import capture
+    from ciuic.hub.keeping.backup import capture
     from ciuic.hub.port import locked
 
     if not (folder / "ciuic.db").exists():
@@ -122,7 +122,7 @@ def _offline_pieces(folder: Path, *, with_authority: bool) -> Generator[Iterator
 
 def _checked(file: Path) -> "About":
     """Read the archive to its end. A damaged one does not keep its name."""
-    from ciuic.hub.backup import ALLOWED, KIND
+    from ciuic.hub.keeping.backup import ALLOWED, KIND
     from ciuic.ledger.archive import read_archive
 
     try:
@@ -141,7 +141,7 @@ def restore(
 
     Nothing is started. Start the hub with --home FOLDER at the address by which its nodes reach it.
     """
-    from ciuic.hub.restore import restore, summary
+    from ciuic.hub.keeping.restore import restore, summary
 
     done = restore(file.expanduser(), folder.expanduser().resolve())
     if as_json:

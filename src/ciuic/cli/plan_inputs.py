@@ -14,7 +14,7 @@ from ciuic.cli.output import print_note
 from ciuic.cli.profile import operator_client
 from ciuic.codec import FragmentShape
 from ciuic.errors import CertificateError, ModelError, UsageError, error_from_dict
-from ciuic.hub.selection import best_first, mismatch, setting_of, wants_of
+from ciuic.hub.membership.selection import best_first, mismatch, setting_of, wants_of
 from ciuic.job import Job, load_job
 from ciuic.net.messages import NodeInfo, RunInfo
 from ciuic.plan.facts import NodeFacts

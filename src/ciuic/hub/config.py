@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ciuic.hub.limits import LimitSettings
+from ciuic.hub.access.limits import LimitSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,14 +20,14 @@ import structlog
 import xxhash
 
 from ciuic.errors import CiuicError, ConflictError, LedgerDamagedError, StorageError
-from ciuic.hub.absence import Alive, started_line
-from ciuic.hub.auth import serial_of
-from ciuic.hub.checks import check_beat, check_fields, check_log_lines, free_name, new_run, node_stem
-from ciuic.hub.choosing import Chooser
+from ciuic.hub.access.auth import serial_of
+from ciuic.hub.access.gatekeeper import Gatekeeper
+from ciuic.hub.access.tokens import Admission, NewToken, TokenBook
+from ciuic.hub.api.events import ANYTHING, EVENTS, SHARDS, Board, logs_topic, node_topic, run_topic
 from ciuic.hub.config import HubConfig
-from ciuic.hub.events import ANYTHING, EVENTS, SHARDS, Board, logs_topic, node_topic, run_topic
-from ciuic.hub.gatekeeper import Gatekeeper
-from ciuic.hub.records import (
+from ciuic.hub.keeping.store import Store
+from ciuic.hub.membership.absence import Alive, started_line
+from ciuic.hub.membership.records import (
     OPEN_RUN,
     Action,
     Announce,
@@ -41,11 +41,11 @@ from ciuic.hub.records import (
     Wake,
     WorkerEnded,
 )
-from ciuic.hub.runs import Ledger, OpenLedger, Sharded, Shelf, finish_line, run_info
-from ciuic.hub.shard_book import ShardBook
-from ciuic.hub.state import Desired, HubState
-from ciuic.hub.store import Store
-from ciuic.hub.tokens import Admission, NewToken, TokenBook
+from ciuic.hub.membership.state import Desired, HubState
+from ciuic.hub.run.checks import check_beat, check_fields, check_log_lines, free_name, new_run, node_stem
+from ciuic.hub.run.choosing import Chooser
+from ciuic.hub.run.shelf import Ledger, OpenLedger, Sharded, Shelf, finish_line, run_info
+from ciuic.hub.shards.book import ShardBook
 from ciuic.job import parse_job
 from ciuic.net.messages import (
     CreateTokenRequest,

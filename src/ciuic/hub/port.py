@@ -16,9 +16,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ciuic.errors import ConflictError, UsageError
-from ciuic.hub.door import Door
-from ciuic.hub.events import Board
-from ciuic.hub.limits import Limits
+from ciuic.hub.access.door import Door
+from ciuic.hub.access.limits import Limits
+from ciuic.hub.api.events import Board
 from ciuic.hub.protocol import PeerProtocol
 from ciuic.net.tls import Identity, server_context
 

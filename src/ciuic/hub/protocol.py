@@ -11,9 +11,9 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ciuic.errors import CertificateError
-from ciuic.hub.auth import no_certificate
-from ciuic.hub.courtesy import SOCKET
-from ciuic.hub.limits import Limits
+from ciuic.hub.access.auth import no_certificate
+from ciuic.hub.access.limits import Limits
+from ciuic.hub.run.courtesy import SOCKET
 from ciuic.net.tls import Identity, identity_from_der
 
 PEER = "ciuic.peer"

@@ -22,28 +22,28 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from ciuic import __version__
-from ciuic.hub.api_access import AccessApi
-from ciuic.hub.api_keeping import KeepingApi
-from ciuic.hub.api_node import PUBLIC, NodeApi
-from ciuic.hub.api_operator import OperatorApi
-from ciuic.hub.api_run import RunApi
-from ciuic.hub.api_shard import ShardApi
-from ciuic.hub.api_store import StoreApi
-from ciuic.hub.api_view import HubFacts, StateSource, ViewApi
-from ciuic.hub.auth import HubFiles, prepare_folder, prepare_operator
+from ciuic.hub.access.auth import HubFiles, prepare_folder, prepare_operator
+from ciuic.hub.access.limits import Limits
+from ciuic.hub.access.rotation import Rotation
+from ciuic.hub.api.access import AccessApi
+from ciuic.hub.api.endpoints import Desk, Gate, not_found
+from ciuic.hub.api.events import SHARDS, run_topic
+from ciuic.hub.api.keeping import KeepingApi
+from ciuic.hub.api.node import PUBLIC, NodeApi
+from ciuic.hub.api.operator import OperatorApi
+from ciuic.hub.api.run import RunApi
+from ciuic.hub.api.shard import ShardApi
+from ciuic.hub.api.store import StoreApi
+from ciuic.hub.api.view import HubFacts, StateSource, ViewApi
 from ciuic.hub.config import HubConfig
 from ciuic.hub.core import Hub
-from ciuic.hub.endpoints import Desk, Gate, not_found
-from ciuic.hub.events import SHARDS, run_topic
-from ciuic.hub.keeping import Keeping
-from ciuic.hub.limits import Limits
+from ciuic.hub.keeping.keeper import Keeping
+from ciuic.hub.keeping.store import Store
+from ciuic.hub.membership.records import Announce
 from ciuic.hub.page.routes import page_routes
 from ciuic.hub.port import PortServer, ServerFiles, listening, locked, prepare_log
-from ciuic.hub.records import Announce
-from ciuic.hub.rotation import Rotation
-from ciuic.hub.rounds import RunLedger
-from ciuic.hub.runs import OpenLedger
-from ciuic.hub.store import Store
+from ciuic.hub.run.rounds import RunLedger
+from ciuic.hub.run.shelf import OpenLedger
 from ciuic.net.route import advertised_host, own_addresses
 from ciuic.net.tls import write_private_file
 

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from ciuic.errors import CiuicError
-from ciuic.hub.rounds import RunLedger
-from ciuic.hub.state import Desired
+from ciuic.hub.membership.state import Desired
+from ciuic.hub.run.rounds import RunLedger
 from ciuic.lab.sim_hub import SimHub
 from ciuic.lab.sim_model import Common
 from ciuic.lab.sim_time import HELD, SMALL_BYTES, Call, Timeline

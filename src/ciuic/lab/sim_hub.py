@@ -14,8 +14,7 @@ import msgspec
 import xxhash
 
 from ciuic.errors import ConflictError
-from ciuic.hub.checks import new_run
-from ciuic.hub.records import (
+from ciuic.hub.membership.records import (
     OPEN_RUN,
     Action,
     Announce,
@@ -29,8 +28,9 @@ from ciuic.hub.records import (
     Wake,
     WorkerEnded,
 )
-from ciuic.hub.rounds import RunLedger
-from ciuic.hub.state import HubState
+from ciuic.hub.membership.state import HubState
+from ciuic.hub.run.checks import new_run
+from ciuic.hub.run.rounds import RunLedger
 from ciuic.job import Job, parse_job
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ciuic.errors import CiuicError
-from ciuic.hub.state import Desired
+from ciuic.hub.membership.state import Desired
 from ciuic.lab.sim_time import Call, Line, Process
 from ciuic.lab.sim_worker import SimWorker
 from ciuic.net.messages import HeartbeatRequest, WorkerReport

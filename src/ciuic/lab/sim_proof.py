@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ciuic.hub.records import Announce, Effects, Node, NodeGone, Run
-from ciuic.hub.rounds import RunLedger
+from ciuic.hub.membership.records import Announce, Effects, Node, NodeGone, Run
+from ciuic.hub.run.rounds import RunLedger
 from ciuic.ledger.intervals import IntervalSet
 
 if TYPE_CHECKING:

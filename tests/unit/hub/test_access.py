@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.hub.access import LARGEST_STRETCH, Access, averaged, stretch
+from ciuic.hub.run.expert_access import LARGEST_STRETCH, Access, averaged, stretch
 from ciuic.ledger.layout import Layout, Slice, Tensor, make_layout
 
 

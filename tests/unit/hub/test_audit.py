@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ciuic.errors import StorageError
-from ciuic.hub.audit import ADDRESSES_COUNTED, OTHERS, SUMMARY_S, AuditRow, AuditTrail
-from ciuic.hub.database import Database
-from ciuic.hub.recorded import NAMED_ACTIONS, action_of
+from ciuic.hub.access.audit import ADDRESSES_COUNTED, OTHERS, SUMMARY_S, AuditRow, AuditTrail
+from ciuic.hub.access.recorded import NAMED_ACTIONS, action_of
+from ciuic.hub.keeping.database import Database
 
 
 class Clock:

@@ -8,11 +8,11 @@ import pytest
 from rounds_world import RUN, Make, Rounds, many_rounds
 
 from ciuic.errors import ConflictError, LedgerDamagedError, SupersededError, UsageError
-from ciuic.hub.backup import KIND, capture
-from ciuic.hub.rebuild import read_copy, write_ledger
-from ciuic.hub.records import Announce, Node, Run
-from ciuic.hub.restore import FENCE, restore
-from ciuic.hub.store import Store
+from ciuic.hub.keeping.backup import KIND, capture
+from ciuic.hub.keeping.rebuild import read_copy, write_ledger
+from ciuic.hub.keeping.restore import FENCE, restore
+from ciuic.hub.keeping.store import Store
+from ciuic.hub.membership.records import Announce, Node, Run
 from ciuic.ledger.archive import archive_pieces, write_archive
 from ciuic.ledger.copy import KIND as COPY
 from ciuic.ledger.copy import CopyAbout, FragmentCopy, base_path, export_items

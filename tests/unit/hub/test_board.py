@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ciuic.hub.events import Board, follow
+from ciuic.hub.api.events import Board, follow
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

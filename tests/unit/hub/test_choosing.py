@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from ledger_frames import tiny_layout
 
-from ciuic.hub.choosing import Chooser
-from ciuic.hub.sync import changed, settings_of
+from ciuic.hub.run.choosing import Chooser
+from ciuic.hub.run.settings_source import changed, settings_of
 from ciuic.job import parse_job
 from ciuic.ledger.layout import Tensor, make_layout
 from ciuic.net.messages import NodeInRun, SyncRequest

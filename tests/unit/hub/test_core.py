@@ -12,8 +12,8 @@ from hub_world import eventually
 from ciuic.errors import ConflictError, LedgerDamagedError, StorageError, TokenError
 from ciuic.hub.config import HubConfig
 from ciuic.hub.core import STRAY_S, Clocks, Hub
-from ciuic.hub.runs import Ledger
-from ciuic.hub.store import Store
+from ciuic.hub.keeping.store import Store
+from ciuic.hub.run.shelf import Ledger
 from ciuic.job import Job
 from ciuic.net import messages as m
 from ciuic.net.tls import Authority, new_key_and_csr
@@ -288,7 +288,7 @@ def test_stopping_a_run_whose_ledger_cannot_be_opened_works(bench: Bench) -> Non
 
 
 def test_the_ledger_protocol_is_what_the_real_one_offers() -> None:
-    from ciuic.hub.rounds import RunLedger
+    from ciuic.hub.run.rounds import RunLedger
 
     wanted = {name for name in vars(Ledger) if not name.startswith("_")} - {"layout", "settings"}
     assert wanted <= set(dir(RunLedger))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ciuic.errors import NotFoundError
-from ciuic.hub.courtesy import FRESH_S, LONGEST_WAIT_S, SOCKET, ChunkLists, Courtesy, unsent_bytes
+from ciuic.hub.run.courtesy import FRESH_S, LONGEST_WAIT_S, SOCKET, ChunkLists, Courtesy, unsent_bytes
 
 
 class Clock:

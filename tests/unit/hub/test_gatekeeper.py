@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ciuic.errors import CertificateError, UsageError
-from ciuic.hub.database import Database
-from ciuic.hub.gatekeeper import RENEW_BEFORE_S, Gatekeeper
+from ciuic.hub.access.gatekeeper import RENEW_BEFORE_S, Gatekeeper
+from ciuic.hub.keeping.database import Database
 from ciuic.net.access_messages import OperatorRequest
 from ciuic.net.tls import LEAF_LIFETIME, Authority, Identity, identity_from_der, new_key_and_csr, pem_to_der
 

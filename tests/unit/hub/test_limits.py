@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciuic.errors import UsageError
-from ciuic.hub.limits import FORGET_EVERY, Bucket, Buckets, Limits, LimitSettings
+from ciuic.hub.access.limits import FORGET_EVERY, Bucket, Buckets, Limits, LimitSettings
 
 
 def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:

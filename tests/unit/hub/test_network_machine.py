@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from network_world import JOB_GRACE, Agent, Network
 
-from ciuic.hub.records import Announce, Effects, Node, NodeGone, Run
+from ciuic.hub.membership.records import Announce, Effects, Node, NodeGone, Run
 from ciuic.net.messages import WorkerReport
 
 PICK = st.integers(0, 1000)

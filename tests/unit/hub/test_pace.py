@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.hub.pace import balanced_intervals
+from ciuic.hub.run.pace import balanced_intervals
 
 
 def busy(steps: dict[str, int], step_s: dict[str, float]) -> float:

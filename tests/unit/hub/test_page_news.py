@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.page_states import closed_round, event, held_out, member, plain, run, state
 
-from ciuic.hub.news import News, State
+from ciuic.hub.api.news import News, State
 from ciuic.net.messages import RunInfo
 
 

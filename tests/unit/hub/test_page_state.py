@@ -7,9 +7,9 @@ from typing import Any
 
 from support.page_states import run as run_told
 
-from ciuic.hub.api_view import SETTLED_S, HubFacts, StateSource
-from ciuic.hub.endpoints import Desk
-from ciuic.hub.records import Run
+from ciuic.hub.api.endpoints import Desk
+from ciuic.hub.api.view import SETTLED_S, HubFacts, StateSource
+from ciuic.hub.membership.records import Run
 from ciuic.net.messages import RunInfo
 
 

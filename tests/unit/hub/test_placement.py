@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.hub.placement import LEAST_GAIN, Rates, Traffic, loads, place, rebalance
+from ciuic.hub.shards.placement import LEAST_GAIN, Rates, Traffic, loads, place, rebalance
 
 WEIGHTS = st.dictionaries(st.integers(0, 12), st.floats(0.0, 1e6), min_size=1)
 NAMES = st.sets(st.sampled_from(["s1", "s2", "s3", "s4"]), min_size=1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rounds_world import Make, Rounds, many_rounds
 
 from ciuic.errors import ConflictError
-from ciuic.hub.quarantine import FIRST_FACTOR, LEAST_SEEN, OutlierRule, Outliers, SetAside
+from ciuic.hub.run.quarantine import FIRST_FACTOR, LEAST_SEEN, OutlierRule, Outliers, SetAside
 from ciuic.ledger.entry import Contributor, EntryHeader, PushHeader
 
 RULE = OutlierRule()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ciuic.errors import AccessError, ConflictError, NotFoundError, ProtocolError, SupersededError
-from ciuic.hub.rendezvous import LOST_S, PATIENCE_S, Limits, Rendezvous
+from ciuic.hub.meeting.rendezvous import LOST_S, PATIENCE_S, Limits, Rendezvous
 from ciuic.net.store_messages import GroupAsk, GroupHold, GroupLeave, GroupPlace, StoreCall, StoreReply
 
 NAME = "job/global-sync"

@@ -7,9 +7,9 @@ import pytest
 from rounds_world import RUN, Make, Rounds, many_rounds
 
 from ciuic.errors import LedgerDamagedError
-from ciuic.hub.records import Announce, Run
-from ciuic.hub.retention import DAY_S, DiskMeter, Keep, collect, remove, thin
-from ciuic.hub.store import Store, Wanted
+from ciuic.hub.keeping.retention import DAY_S, DiskMeter, Keep, collect, remove, thin
+from ciuic.hub.keeping.store import Store, Wanted
+from ciuic.hub.membership.records import Announce, Run
 from ciuic.ledger.entry import base_digest, snapshot_from_frame
 from ciuic.net.messages import LogLine
 
@@ -66,7 +66,7 @@ def test_what_is_younger_stays(store: Store, tmp_path: Path) -> None:
 
 
 def test_the_cap_on_events_leaves_open_runs_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ciuic.hub.store.PRUNE_EVERY", 1)
+    monkeypatch.setattr("ciuic.hub.keeping.store.PRUNE_EVERY", 1)
     note(store, "open", "running", days_ago=1)
     for n in range(20):
         store.commit(wall_s=NOW, lines=[Announce(kind="node.joined", text=str(n))])

@@ -23,7 +23,7 @@ from ciuic.errors import (
     ProtocolError,
     SupersededError,
 )
-from ciuic.hub.gathering import ARRIVAL_S, UPLOAD_S
+from ciuic.hub.run.gathering import ARRIVAL_S, UPLOAD_S
 from ciuic.ledger.entry import snapshot_from_frame
 from ciuic.net import messages as m
 

@@ -49,9 +49,8 @@ def test_a_round_closes_when_all_have_pushed_and_everybody_is_woken(make: Make) 
     assert rounds.train("n2").hub_version == version + 1
     assert rounds.entry_nodes(version + 1) == ["n0", "n1", "n2"]
     assert rounds.wakes > wakes
-    kind, text, _ = rounds.events[-1]
-    assert kind == "round.closed"
-    assert f"round {version + 1} closed by complete: n0, n1, n2; 15 tokens" in text
+    told = rounds.latest("round.closed")
+    assert f"round {version + 1} closed by complete: n0, n1, n2; 15 tokens" in told
 
 
 def test_a_round_closes_at_its_deadline_without_the_missing_node(make: Make) -> None:
@@ -65,7 +64,7 @@ def test_a_round_closes_at_its_deadline_without_the_missing_node(make: Make) -> 
     rounds.tick(0.6)
     assert rounds.version == version + 1
     assert rounds.entry_nodes(version + 1) == ["n0"]
-    assert "closed by deadline" in rounds.events[-1][1]
+    assert "closed by deadline" in rounds.latest("round.closed")
 
 
 def test_two_of_three_make_a_round_and_one_does_not(make: Make) -> None:
@@ -93,7 +92,7 @@ def test_a_late_push_is_carried_into_the_next_round_with_its_weight(make: Make) 
     assert rounds.version == version + 1
     info = rounds.ledger.info(full=True)["rounds"][-1]
     assert (info.nodes, info.staleness, info.tokens) == (["n0", "n1"], [0, 1], 12)
-    assert "carried: n1 (1 behind)" in rounds.events[-1][1]
+    assert "carried: n1 (1 behind)" in rounds.latest("round.closed")
     assert rounds.member("n1").staleness == 1
 
 

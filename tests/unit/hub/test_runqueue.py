@@ -6,7 +6,7 @@ import pytest
 from hub_world import World
 
 from ciuic.errors import ConflictError, NotFoundError
-from ciuic.hub.records import CloseRun, OpenRun
+from ciuic.hub.membership.records import CloseRun, OpenRun
 from ciuic.net.messages import WorkerReport
 
 

@@ -7,7 +7,15 @@ from hub_world import World
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.hub.selection import best_first, expected_share, mismatch, requirements_of, setting_of, unmet, wants_of
+from ciuic.hub.membership.selection import (
+    best_first,
+    expected_share,
+    mismatch,
+    requirements_of,
+    setting_of,
+    unmet,
+    wants_of,
+)
 from ciuic.job import parse_job
 from ciuic.plan.predict import Setting
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ciuic.errors import StorageError, TokenError, UsageError
-from ciuic.hub.shard_config import ShardConfig, host_of, settle_identity
+from ciuic.hub.shards.config import ShardConfig, host_of, settle_identity
 
 
 @pytest.mark.parametrize("name", ["", "S1", "a/b", "..", "x" * 49])

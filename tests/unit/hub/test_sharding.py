@@ -9,7 +9,7 @@ from ledger_frames import memory_folder
 from shard_world import ShardWorld
 
 from ciuic.errors import ConflictError, LedgerDamagedError, MovedError, SupersededError, UsageError
-from ciuic.hub.shard_book import PRESENT_S, ShardBook
+from ciuic.hub.shards.book import PRESENT_S, ShardBook
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ciuic.errors import ConflictError, FrameError
-from ciuic.hub.spool import FULL_BODIES, Spool, Upload
+from ciuic.hub.api.spool import FULL_BODIES, Spool, Upload
 from ciuic.net.chunks import ChunksReply, Manifest, manifest_of
 
 KEY = ("run-1", "us")

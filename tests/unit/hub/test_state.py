@@ -4,7 +4,7 @@ import pytest
 from hub_world import World
 
 from ciuic.errors import CertificateError, NotFoundError, SupersededError
-from ciuic.hub.records import NodeGone, Wake
+from ciuic.hub.membership.records import NodeGone, Wake
 
 
 def test_a_joined_node_is_idle_after_its_first_beat() -> None:

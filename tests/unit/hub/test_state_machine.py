@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from ciuic.errors import CertificateError, ConflictError, SupersededError
-from ciuic.hub.records import Effects, NodeGone, OpenRun
+from ciuic.hub.membership.records import Effects, NodeGone, OpenRun
 from ciuic.net.messages import WorkerReport
 
 PLACES = st.sampled_from(["us-west", "eu-central", "ap-southeast", "moon"])

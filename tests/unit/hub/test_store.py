@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ciuic.errors import StorageError
-from ciuic.hub import store as store_module
-from ciuic.hub.records import Announce, Node, Run
-from ciuic.hub.store import Store, Wanted
+from ciuic.hub.keeping import store as store_module
+from ciuic.hub.keeping.store import Store, Wanted
+from ciuic.hub.membership.records import Announce, Node, Run
 from ciuic.net.messages import LogLine
 
 

@@ -8,7 +8,7 @@ import pytest
 from rounds_world import Make, many_rounds
 
 from ciuic.errors import StorageError
-from ciuic.hub.absence import Alive, started_line
+from ciuic.hub.membership.absence import Alive, started_line
 
 
 @pytest.fixture

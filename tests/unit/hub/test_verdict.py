@@ -1,6 +1,6 @@
 """One verdict on a failed run: the cause first, the rest folded."""
 
-from ciuic.hub.verdict import judge
+from ciuic.hub.run.verdict import judge
 from ciuic.net.messages import NodeInRun, WorkerFault
 
 

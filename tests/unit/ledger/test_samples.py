@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ciuic.hub.history import sample_counts
+from ciuic.hub.run.history import sample_counts
 from ciuic.ledger.intervals import IntervalSet, Range
 from ciuic.ledger.samples import SampleLedger
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scripts import tiny_task
 
-from ciuic.hub.quarantine import OutlierRule, Outliers
+from ciuic.hub.run.quarantine import OutlierRule, Outliers
 from ciuic.ledger.entry import Contributor, EntryHeader, PushHeader
 
 BATCH, INTERVAL, ROUNDS = 16, 5, 60

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ciuic.errors import NotFoundError
-from ciuic.hub.api_view import StateSource
-from ciuic.hub.auth import VIEWERS
-from ciuic.hub.endpoints import Call, Desk
+from ciuic.hub.access.auth import VIEWERS
+from ciuic.hub.api.endpoints import Call, Desk
+from ciuic.hub.api.view import StateSource
 
 FOLDER = Path(__file__).parent
 PAGE = "index.html"

@@ -1,0 +1,1 @@
+"""What lasts: the database, retention, backups, ledgers rebuilt from copies."""

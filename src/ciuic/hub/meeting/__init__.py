@@ -1,0 +1,1 @@
+"""The rendezvous of torch.distributed: groups, generations and their stores."""

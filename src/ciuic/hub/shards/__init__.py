@@ -1,0 +1,1 @@
+"""Fragments that other processes serve: where they are, moves, and the shard process itself."""
