@@ -1,9 +1,9 @@
 """Fetching a large file: ranges over several connections, from several sources, each chunk checked on arrival.
 
 The hub says what the file consists of (net.chunks.ChunkList). Every connection takes runs of chunks out of a common
-queue, long ones first and short ones in the end, so that none is left with a long rest. What is there survives any cut,
-also the end of this process: the file beside the target holds the chunks in their places, and those that have the right
-digest are not fetched again. A source that is not the hub and fails, or sends other bytes, is not asked again.
+queue, long ones first and shorter ones in the end, so that none is left with a long rest. What is there survives any
+cut, also the end of this process: the file beside the target holds the chunks in their places, and those that have the
+right digest are not fetched again. A source that is not the hub and fails, or sends other bytes, is not asked again.
 """
 
 import http.client
@@ -26,6 +26,10 @@ from ciuic.net.transfer import Fan, was_interrupted
 FRUITLESS_ATTEMPTS = 5
 """So many passes in a row without one new chunk, and it is given up."""
 RUNS_PER_LANE = 2
+COLD_LANES = 8
+"""A joiner's connections are new, and the windows of eight open sooner than those of four."""
+LEAST_RUN = 4
+"""Chunks of a run, as long as there are so many: every request costs a round trip in which its connection idles."""
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _PAUSE_S = 0.2
 
@@ -110,7 +114,7 @@ def fetch_file(fan: Fan, path: str, target: Path, chunks: ChunkList, sources: Se
 
 def _lanes(fan: Fan, sources: Sequence[Exchange], chunks: int) -> list[Lane]:
     """With other sources one connection to the hub is enough: it has others to serve."""
-    hub = fan.lanes(1 if sources else min(fan.streams.count, chunks))
+    hub = fan.lanes(1 if sources else max(min(fan.streams.count, chunks), min(COLD_LANES, chunks // 2)))
     return [Lane(exchange=x, is_hub=False) for x in sources] + [Lane(exchange=x, is_hub=True) for x in hub]
 
 
@@ -149,7 +153,8 @@ class _Fetching:
     def _next(self) -> list[int]:
         """The next run of chunks that lie one after the other."""
         with self._lock:
-            longest = max(1, len(self._queue) // (RUNS_PER_LANE * self._lanes))
+            share = -(-len(self._queue) // self._lanes)
+            longest = max(min(LEAST_RUN, share), share // RUNS_PER_LANE)
             run: list[int] = []
             while self._queue and len(run) < longest and (not run or self._queue[0] == run[-1] + 1):
                 run.append(self._queue.popleft())

@@ -121,9 +121,10 @@ class Engine:
     def _start(self, incarnation: int) -> None:
         run_id, step, now_s = self.info.run_id, self.data.samples_per_step, time.perf_counter()
         fragments = len(self.machine.replicas)
+        joins = self.machine.replicas[0].version > 0  # the others wait for it from its first merged push on
         self._turns = [
             Turn(
-                next_step=max(1, self.interval * (f + 1) // fragments),  # staggered over the interval
+                next_step=1 if joins and f == 0 else max(1, self.interval * (f + 1) // fragments),  # staggered
                 rule=WaitRule(mode=self.info.job.sync.overlap, parts=fragments),
                 worked_since_s=now_s,
             )

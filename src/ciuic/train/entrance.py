@@ -20,6 +20,7 @@ from ciuic.net.places import Line, Places
 from ciuic.net.tls import Purpose
 from ciuic.train.catching import CatchUp, Fetch, check_expired
 from ciuic.train.courier import Courier, persistently, post
+from ciuic.train.early import EarlyEntries
 from ciuic.train.ledger_copy import start_copy
 from ciuic.train.runfile import RunFile
 from ciuic.train.state import ModelState
@@ -54,6 +55,7 @@ class Entrance:
     _line: Line = field(init=False)
     _client: HubClient = field(init=False)
     _incarnation: int = 0
+    _early: EarlyEntries | None = None
 
     def enter(self) -> tuple[m.AttachReply, NodeMachine]:
         """Take this worker's place; the model then holds the newest base of every fragment."""
@@ -105,9 +107,12 @@ class Entrance:
             raise ProtocolError("the hub did not say how to push", next="use the same version of ciuic on both sides")
         machine = NodeMachine(self.state.layout, self.state.vectors, reply.pace.codec_up, place)
         self.courier.copy = copy = start_copy(self.info, self.state.layout)
-        for number, fragment in enumerate(reply.fragments):
-            self._load(machine, number, fragment, initial[number])
-            self._catch_up(machine, number)
+        try:
+            for number, fragment in enumerate(reply.fragments):
+                self._load(machine, number, fragment, initial[number])
+                self._catch_up(machine, number)
+        finally:
+            self._drop_early()
         if copy is not None:
             copy.caught_up(reply.total_samples)
         return machine
@@ -188,6 +193,10 @@ class Entrance:
             if self.courier.copy is not None:
                 self.courier.copy.began(number, self._host(number), counters)
             return
+        if not fragment.url and fragment.version > fragment.snapshot_version:
+            self._early = EarlyEntries(
+                self.connect, self._entries_path(number, fragment.snapshot_version), fragment.snapshot_version
+            )
         snapshot = self._download(number, fragment)
         theta[:] = machine.load_snapshot(number, snapshot)
         if machine.replicas[number].digest != snapshot.header.digest:
@@ -221,10 +230,12 @@ class Entrance:
         while True:
             began_s = time.monotonic()
             version = machine.replicas[fragment].version
-            path = f"{m.API}/runs/{self.info.run_id}/entries?fragment={fragment}&after={version}&wait_s=0"
-            data = self._line.say(
-                fragment, lambda client, p=path: client.fetch(p), stop=self.courier.stop, what="catching up"
-            )
+            data = self._take_early(version)
+            if not data:
+                path = self._entries_path(fragment, version)
+                data = self._line.say(
+                    fragment, lambda client, p=path: client.fetch(p), stop=self.courier.stop, what="catching up"
+                )
             if not data:
                 return
             seconds = time.monotonic() - began_s
@@ -236,6 +247,19 @@ class Entrance:
                     self.courier.copy.entry(fragment, frame)
             if entry is not None and self._is_near(catching, entry, version, len(data), seconds):
                 return
+
+    def _entries_path(self, fragment: int, after: int) -> str:
+        return f"{m.API}/runs/{self.info.run_id}/entries?fragment={fragment}&after={after}&wait_s=0"
+
+    def _take_early(self, version: int) -> bytes:
+        """The entries after this version that were fetched beside the snapshot; empty when there are none."""
+        early, self._early = self._early, None
+        return early.take() if early is not None and early.after == version else b""
+
+    def _drop_early(self) -> None:
+        if self._early is not None:
+            self._early.close()
+            self._early = None
 
     def _is_near(self, catching: CatchUp, entry: Entry, before: int, size_bytes: int, seconds: float) -> bool:
         """After entries up to this one, from the one after version `before` on."""
