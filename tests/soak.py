@@ -17,12 +17,15 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 AGAIN_AND_AGAIN = (
     "processes/test_training_faults.py",
+    "processes/test_training_policies.py",
+    "processes/test_training_access.py",
     "processes/test_elastic_*.py",
     "processes/test_agent*.py",
     "processes/test_hub_access.py",
     "processes/test_hub_server.py",
     "processes/test_security_*.py",
     "processes/test_net_client.py",
+    "processes/test_transfers*.py",
     "processes/test_backup.py",
     "processes/test_lab*.py",
     "unit/hub/test_state*.py",

@@ -95,6 +95,10 @@ class NetworkNode:
         claims = "".join(f" --claim {name}={value:g}" for name, value in self.specs.items())
         return f"ciuic node join {self.hub_url} --location {self.location}{claims}"
 
+    def __repr__(self) -> str:
+        claims = "".join(f", {name}={value:g}" for name, value in self.claimed.items())
+        return f"NetworkNode({self.location!r}, {self.status}{claims})"
+
     def __getitem__(self, key: str) -> object:
         return self._as_dict()[key]
 
@@ -109,7 +113,7 @@ class NetworkNode:
         claimed = self.claimed
         return {
             "gpu_capacity": claimed.get("gpu"),
-            "bandwidth": claimed.get("bandwidth_gbit_s"),
+            "bandwidth": claimed.get("bandwidth_gbit_s", claimed.get("bandwidth")),
             "measured": self.measured,
             "status": self.status,
         }

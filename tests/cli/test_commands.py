@@ -70,7 +70,7 @@ def job_file(folder: Path) -> str:
 def test_nodes_shows_claims_beside_measurements(world: CliWorld) -> None:
     world.on("GET", "/v1/nodes", [a_node()])
     header, row = world.ciuic("nodes").stdout.splitlines()
-    assert header.split()[:3] == ["node", "location", "state"]
+    assert header.split()[:3] == ["node", "state", "run"]
     assert "gpu 8" in row
     assert "50 Mbit/s" in row
     assert "140 ms" in row

@@ -14,11 +14,10 @@ from ciuic.hub.run.courtesy import ChunkLists
 from ciuic.lab.links import Link
 from ciuic.lab.relay import LinkRelay
 from ciuic.net.chunks import NUMBER, ChunksReply, Manifest, encode_manifest, manifest_of
-from ciuic.net.exchange import Exchange
 from ciuic.net.messages import decode
 from ciuic.net.sockets import congestion_facts, congestion_of
 from ciuic.net.transfer import MOST_STREAMS
-from ciuic.net.transfer_down import fetch_file
+from ciuic.net.transfer_down import Source, fetch_file
 from ciuic.net.transfer_up import Uploader
 
 SIZE = 16 * 1024
@@ -234,8 +233,11 @@ def test_a_source_with_other_bytes_or_none_is_replaced_by_the_hub(world: ChunkWo
     with ChunkWorld(other_folder) as other:
         other.files["base"] = wrong
         liar, gone = other.fan().lanes(1)[0], world.fan(port=1).lanes(1)[0]
-        fetch_file(world.fan(), "/file/base", tmp_path / "got", ChunkLists().of(source), [liar, gone])
+        sources = [Source(exchange=exchange, path="/file/base") for exchange in (liar, gone)]
+        fetch_file(world.fan(), "/file/base", tmp_path / "got", ChunkLists().of(source), sources)
         assert other.ranges
+        assert isinstance(sources[0].problem, DigestMismatchError)
+        assert isinstance(sources[1].problem, UnreachableError)
     assert (tmp_path / "got").read_bytes() == source.read_bytes()
 
 
@@ -243,8 +245,9 @@ def test_a_source_that_holds_it_relieves_the_hub(world: ChunkWorld, tmp_path: Pa
     source = tmp_path / "source"
     source.write_bytes(os.urandom(6 * 1024 * 1024))
     world.files["base"] = source
-    others: list[Exchange] = world.fan().lanes(3)
+    others = [Source(exchange=exchange, path="/file/base") for exchange in world.fan().lanes(3)]
     fetch_file(world.fan(), "/file/base", tmp_path / "got", ChunkLists().of(source), others)
+    assert sum(other.taken_bytes for other in others) > 0
     assert (tmp_path / "got").read_bytes() == source.read_bytes()
 
 

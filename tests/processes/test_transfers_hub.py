@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from hub_process import Beating, HubProcess, NodeOnWire, eventually
 from hub_worker import WireWorker
+from msgspec.structs import replace
 
 from ciuic.errors import UnreachableError
 from ciuic.lab.links import Link
@@ -113,8 +114,9 @@ def test_a_joiner_gets_the_snapshot_in_parts_and_checked(tmp_path: Path) -> None
             worker = started(hub, node, relay)
             state = worker.try_attach().fragments[0]
             file = tmp_path / "snapshot"
-            gone = "https://127.0.0.1:1"
-            through(node, relay, "snapshots").download_snapshot(worker.path, file, state, 0, [gone])
+            state = replace(state, sources=["https://127.0.0.1:1"], content="0" * 32)
+            (gone,) = through(node, relay, "snapshots").download_snapshot(worker.path, file, state, 0)
+            assert (gone.taken_bytes, gone.problem) == (0, "away")
             snapshot = snapshot_from_frame(file.read_bytes(), worker.count)
             assert snapshot.header.digest == state.digest
             assert relay.stats().down_by_purpose["snapshots"] > state.snapshot_bytes

@@ -104,13 +104,17 @@ class Node:
         """By which it reaches the hub, where that is not the hub's own address."""
         self.starts: list[Process] = []
 
-    def start(self, *, allow_code: bool = True, **environment: str) -> "Node":
-        """The agent; it joins with a token the first time and comes back as the same node later."""
+    def start(self, *, allow_code: bool = True, direct: str = "", **environment: str) -> "Node":
+        """The agent; it joins with a token the first time and comes back as the same node later.
+
+        `direct`: where it listens for other nodes.
+        """
         if not self.starts:
             environment["CIUIC_TOKEN"] = self.cluster.token()
         home = self.cluster.folder / f"node-{self.name}"
         arguments = ["node", "join", self.url or self.cluster.url, "--location", self.name, "--home", str(home)]
         arguments += ["--allow-code"] if allow_code else []
+        arguments += ["--direct", direct] if direct else []
         log = self.cluster.folder / f"{self.name}-{len(self.starts)}.log"
         self.starts.append(Process(self.name, log, arguments, self.cluster.environment(**environment)))
         return self

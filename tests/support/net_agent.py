@@ -14,6 +14,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     options = json.loads(sys.argv[1])
     options["home"] = Path(options["home"])
+    if "direct" in options:
+        options["direct"] = tuple(options["direct"])
     try:
         return run_agent(AgentConfig(token=os.environ.get("CIUIC_TOKEN"), **options))
     except CiuicError as error:

@@ -50,6 +50,8 @@ def test_specs_are_claims_with_units() -> None:
 def test_a_node_reads_like_the_mapping_of_its_claims_and_measurements() -> None:
     node = NetworkNode(location="us-west", specs=claims_of({"gpu": 8, "bandwidth": 10}))
     assert dict(node) == {"gpu_capacity": 8.0, "bandwidth": 10.0, "measured": {}, "status": "expected"}
+    assert repr(node) == "NetworkNode('us-west', expected, gpu=8, bandwidth_gbit_s=10)"
+    assert NetworkNode(location="a", specs={"bandwidth": 5.0})["bandwidth"] == 5.0
     assert node.link.rtt_s is None
     measured = {"rtt_s": 0.1, "up_streams": 4.0, "up_bits_per_s": 1e6}
     node.infos = [NodeInfo(node_id="us-west-2", location="us-west", state="training", measured=measured)]

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from ciuic.cli.output import JsonOption, print_line, print_note
+from ciuic.cli.output import JsonOption, print_hanging, print_line, print_note
 from ciuic.cli.profile import operator_client
 from ciuic.cli.runs import OptionalRun, newest_run, run_path
 from ciuic.errors import UnreachableError
@@ -87,7 +87,7 @@ def events(
 
 def _tell_story(client: "HubClient", query: dict[str, object], *, folds: bool, follow: bool) -> None:
     """What has happened, folded; then with `follow` each event as it comes."""
-    from ciuic.cli.story import story_line, story_lines
+    from ciuic.cli.story import STORY_INDENT, story_line, story_lines
     from ciuic.net.messages import Event
 
     first: list[float] = []
@@ -98,13 +98,13 @@ def _tell_story(client: "HubClient", query: dict[str, object], *, folds: bool, f
             yield event
 
     for line in story_lines(told(), folds=folds):
-        print_line(line)
+        print_hanging(line, STORY_INDENT)
     if not first:
         print_note("nothing has happened in this run; `ciuic ps` lists the runs")
     if follow:
         for _, event in _lines(client, "/v1/events", query, Event, follow=True):
             first[:] = first or [event.time]
-            print_line(story_line(event.time - first[0], event.kind, event.text))
+            print_hanging(story_line(event.time - first[0], event.kind, event.text), STORY_INDENT)
 
 
 def _lines(

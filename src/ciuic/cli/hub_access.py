@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ciuic.cli.output import Grid, JsonOption, clean, print_grid, print_json, print_line, print_note
+from ciuic.cli.output import Grid, JsonOption, clean, print_grid, print_hanging, print_json, print_line, print_note
 from ciuic.cli.profile import operator_client
 from ciuic.errors import UsageError
 from ciuic.units import format_duration, parse_duration_s
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 operator_app = typer.Typer(help="Certificates of people and programs that look at or operate the hub.")
 
 AUDIT_PAGE = 1000
+
+AUDIT_INDENT = len("2026-12-01 02:16:54  ")
 
 
 def register(app: typer.Typer, token_app: typer.Typer) -> None:
@@ -198,7 +200,10 @@ def _print_audit(since_s: float, after: int, *, as_json: bool) -> int | None:
     while True:
         page = client.call("GET", f"/v1/audit?since={since_s:.3f}&after={after}&limit={AUDIT_PAGE}", None, AuditPage)
         for line in page.lines:
-            print_line(_json_line(line) if as_json else audit_text(line))
+            if as_json:
+                print_line(_json_line(line))
+            else:
+                print_hanging(audit_text(line), AUDIT_INDENT)
         if len(page.lines) < AUDIT_PAGE:
             return page.broken_at
         after = int(page.lines[-1]["id"])

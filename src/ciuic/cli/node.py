@@ -28,16 +28,22 @@ def join(
     ] = "",
     token_file: Annotated[Path | None, typer.Option(help="A file that holds the join token.")] = None,
     claim: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=NUMBER", help="What this node has, like gpu=8 (repeatable).")
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="What this node has, like gpu=8 or bandwidth=10 (Gbit/s)."),
     ] = None,
     allow_code: Annotated[bool, typer.Option("--allow-code", help="Let jobs run their own code here.")] = False,
+    direct: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Listen here for other nodes, which then need not go by the hub.")
+    ] = "",
+    direct_name: Annotated[str, typer.Option(help="Name by which they dial, where it is not that of --direct.")] = "",
     home: HomeOption = None,
 ) -> int:
     """Join a network and stay as its agent.
 
-    The agent runs in the foreground and dials out; nothing listens. Without a token it comes back as the node that it
-    was before.
+    The agent runs in the foreground and dials out; nothing listens unless --direct is given. Without a token it comes
+    back as the node that it was before.
     """
+    place = parse_direct(direct, direct_name)
     claimed, found_token = parse_claims(claim or []), read_token(token, token_file)
     from ciuic.cli.log import log_to_stderr
     from ciuic.node.agent import run_agent
@@ -50,9 +56,30 @@ def join(
         claimed=claimed,
         allow_code=allow_code,
         home=ciuic_home(home),
+        direct=place,
+        direct_name=direct_name,
     )
     log_to_stderr()
     return run_agent(config)
+
+
+def parse_direct(direct: str, name: str) -> tuple[str, int] | None:
+    """Where to listen for other nodes; None: nowhere. Raises UsageError."""
+    from ciuic.net.names import is_direct_name
+
+    if not direct:
+        if name:
+            raise UsageError("--direct-name was given without --direct", next="add --direct HOST:PORT")
+        return None
+    host, _, port = direct.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{direct!r} is no place to listen", next="write for example --direct 192.0.2.7:8444")
+    if not is_direct_name(name or host):
+        raise UsageError(
+            f"other nodes cannot dial {name or host!r}", next="give their name for this machine with --direct-name"
+        )
+    return host, int(port)
 
 
 def read_token(token: str, token_file: Path | None) -> str:

@@ -11,20 +11,19 @@ from ciuic.units import format_duration, format_rate
 
 NO_NODES = "no nodes yet: make a token with `ciuic hub token create`, then `ciuic node join` on each machine"
 GONE = ("left", "dead", "evicted")
+DIRECT = "direct, measured"
 
 
 def nodes_grid(nodes: Iterable[NodeInfo], now: float) -> Grid:
     """All nodes of a network: what they claim beside what was measured. `now`: seconds since 1970."""
-    columns = (
-        "node", "location", "state", "run", "claimed", "up", "down", "round trip", "gpus", "measured", "last seen",
-    )  # fmt: skip
-    return Grid(columns=columns, rows=[_node_row(node, now) for node in nodes], empty=NO_NODES)
+    columns = ("node", "state", "run", "claimed", "up", "down", "round trip", "gpus", "measured ago", "seen ago")
+    rows = [_node_row(node, now) for node in nodes]
+    return Grid(columns=columns, rows=rows, empty=NO_NODES, minor=("claimed", "gpus"))
 
 
 def _node_row(node: NodeInfo, now: float) -> tuple[str, ...]:
     return (
-        node.node_id,
-        node.location,
+        node.node_id if node.node_id == node.location else f"{node.node_id} ({node.location})",
         node.state,
         node.run_id or "-",
         ", ".join(f"{key} {value:g}" for key, value in sorted(node.claimed.items())) or "-",
@@ -32,15 +31,16 @@ def _node_row(node: NodeInfo, now: float) -> tuple[str, ...]:
         shown(node, "down_bits_per_s"),
         shown(node, "rtt_s"),
         shown(node, "gpu_count"),
-        measured_ago(node, now),
-        last_seen(node),
+        measured_ago(node, now).removesuffix(" ago"),
+        last_seen(node).removesuffix(" ago"),
     )
 
 
 def measured_grid(nodes: Iterable[NodeInfo], now: float) -> Grid:
     """What `ciuic nodes measure` found."""
     columns = ("node", "up", "down", "streams", "round trip", "resent", "processors", "gpus", "disk", "measured")
-    return Grid(columns=columns, rows=[_measured_row(node, now) for node in nodes], empty=NO_NODES)
+    rows = [_measured_row(node, now) for node in nodes]
+    return Grid(columns=columns, rows=rows, empty=NO_NODES, minor=("measured",))
 
 
 def _measured_row(node: NodeInfo, now: float) -> tuple[str, ...]:
@@ -69,6 +69,7 @@ def node_facts(node: NodeInfo, now: float) -> list[tuple[str, str]]:
         ("worker", f"{node.worker.state} {node.worker.detail}".strip()),
         ("last seen", last_seen(node)),
         ("links and speeds measured", measured_ago(node, now)),
+        ("other nodes dial", node.direct_url or "not at all"),
         ("code from jobs", "allowed" if node.allow_code else "refused"),
     ]
     return [*facts, *sorted(node.facts.items())]
@@ -113,14 +114,14 @@ def last_seen(node: NodeInfo) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLink:
-    """The way from one node to another through the hub."""
+    """The way from one node to another: a direct connection that was measured, or through the hub."""
 
     source: str
     target: str
     bits_per_s: float
-    """The slower of the source's way up and the target's way down."""
+    """Through the hub: the slower of the source's way up and the target's way down."""
     rtt_s: float
-    """Both round trips to the hub together."""
+    """Through the hub: both round trips together."""
     way: str = "through the hub"
 
     def as_dict(self) -> dict[str, Any]:
@@ -135,17 +136,24 @@ def links_between(nodes: Iterable[NodeInfo]) -> list[NodeLink]:
         for node in nodes
         if node.state not in GONE and {"up_bits_per_s", "down_bits_per_s", "rtt_s"} <= node.measured.keys()
     ]
-    return [
-        NodeLink(
-            source=source.node_id,
-            target=target.node_id,
-            bits_per_s=min(source.measured["up_bits_per_s"], target.measured["down_bits_per_s"]),
-            rtt_s=source.measured["rtt_s"] + target.measured["rtt_s"],
-        )
-        for source in known
-        for target in known
-        if source is not target
-    ]
+    return [_link(source, target) for source in known for target in known if source is not target]
+
+
+def _link(source: NodeInfo, target: NodeInfo) -> NodeLink:
+    """Either of the two may have dialled the other; what the source measured itself counts first."""
+    name, other = source.node_id, target.node_id
+    if other in source.links:
+        found = source.links[other]
+        return NodeLink(source=name, target=other, bits_per_s=found.up_bits_per_s, rtt_s=found.rtt_s, way=DIRECT)
+    if name in target.links:
+        found = target.links[name]
+        return NodeLink(source=name, target=other, bits_per_s=found.down_bits_per_s, rtt_s=found.rtt_s, way=DIRECT)
+    return NodeLink(
+        source=name,
+        target=other,
+        bits_per_s=min(source.measured["up_bits_per_s"], target.measured["down_bits_per_s"]),
+        rtt_s=source.measured["rtt_s"] + target.measured["rtt_s"],
+    )
 
 
 def links_grid(links: Sequence[NodeLink]) -> Grid:

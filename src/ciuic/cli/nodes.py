@@ -78,7 +78,8 @@ def measure(
 def links(as_json: JsonOption = False) -> None:
     """Show what each pair of nodes has between them.
 
-    Everything goes through the hub: rates and round trips are computed from the two measured links.
+    Where a node offers direct connections, what `ciuic nodes measure` found on them; else the way leads through the
+    hub, and rates and round trips are computed from the two measured links.
     """
     from ciuic.cli import node_views
 
@@ -87,8 +88,8 @@ def links(as_json: JsonOption = False) -> None:
         print_json([link.as_dict() for link in found])
         return
     print_grid(node_views.links_grid(found))
-    if found:
-        print_note("every way leads through the hub; rates and round trips are computed from the two links")
+    if any(link.way != node_views.DIRECT for link in found):
+        print_note("through the hub: rates and round trips are computed from the two links")
 
 
 @app.command("evict")

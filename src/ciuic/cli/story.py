@@ -12,6 +12,9 @@ from ciuic.units import format_duration
 NOISE = ("round.closed", "snapshot.written", "run.evaluated")
 """What happens all the time; a row of these becomes one line."""
 
+STORY_INDENT = 29
+"""Characters before the sentence of a line."""
+
 
 @dataclass(kw_only=True)
 class Fold:

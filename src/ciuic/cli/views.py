@@ -45,7 +45,7 @@ def run_nodes_grid(run: RunInfo) -> Grid:
     """The nodes of one run: how far each is and where its time goes."""
     columns = ("node", "state", "step", "loss", "base", "pushes merged", "tokens/s", "communication", "longest stall")
     rows = [_run_node_row(node) for node in run.nodes]
-    return Grid(columns=columns, rows=rows, empty="no node has taken this run yet")
+    return Grid(columns=columns, rows=rows, empty="no node has taken this run yet", minor=("base", "tokens/s"))
 
 
 def _run_node_row(node: NodeInRun) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from ciuic.cli import views
@@ -98,8 +99,10 @@ def _live() -> Generator[Show]:
 
 def run_picture(run: RunInfo) -> RenderableType:
     """A run as a terminal shows it."""
-    facts = "\n".join(f"{name:<14} {value}" for name, value in views.run_facts(run, time.time()))
-    return Group(Text(facts), rich_table(views.run_nodes_grid(run)))
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in views.run_facts(run, time.time()):
+        facts.add_row(Text(name), Text(value, overflow="fold"))
+    return Group(facts, rich_table(views.run_nodes_grid(run)))
 
 
 class _PlainLines:

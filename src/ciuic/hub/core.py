@@ -27,6 +27,7 @@ from ciuic.hub.api.events import ANYTHING, EVENTS, SHARDS, Board, logs_topic, no
 from ciuic.hub.config import HubConfig
 from ciuic.hub.keeping.store import Store
 from ciuic.hub.membership.absence import Alive, started_line
+from ciuic.hub.membership.peers import Peers
 from ciuic.hub.membership.records import (
     OPEN_RUN,
     Action,
@@ -101,6 +102,7 @@ class Hub:
         self.config, self.store, self.authority = config, store, authority
         self.tokens = TokenBook(store.database)
         self.board = Board()
+        self.peers = Peers()
         self._clocks = clocks or Clocks()
         self.started_at = self._clocks.wall_s()
         self.boot_id = f"{store.count_boot()}-{secrets.token_hex(4)}"
@@ -148,11 +150,9 @@ class Hub:
             if admission.certificate_pem:
                 return JoinReply(node_id=admission.name, certificate_pem=admission.certificate_pem)
             name = self._free_name(stem, admission.role)
-            if admission.role == "shard":
-                pem = self.authority.issue_shard(request.csr_pem, common_name=name, names=request.names)
-            else:
-                pem, _ = self.authority.issue_client(request.csr_pem, common_name=name, role=admission.role)
-            reply = JoinReply(node_id=name, certificate_pem=pem.decode("ascii"))
+            names, role = request.names, admission.role
+            pem = self.authority.issue_member(request.csr_pem, common_name=name, role=role, names=names)
+            reply = JoinReply(node_id=name, certificate_pem=pem.decode("ascii"), names=names)
             self._settle(now, Effects())  # what waits for space goes first, so that only the join can fail below
             self._enrol(now, request, admission, reply)
             return reply
@@ -193,6 +193,11 @@ class Hub:
         with self._lock:
             return self._state.desired(node_id, incarnation), self._state.epoch
 
+    def is_here(self, node_id: str) -> bool:
+        """The node is in the network and was heard of late."""
+        node = self._state.nodes.get(node_id)
+        return node is not None and node.presence == "here"
+
     def leave(self, node_id: str, incarnation: str) -> None:
         """Raises CertificateError, SupersededError, StorageError."""
         self._change(lambda now, out: self._state.leave(now, node_id, incarnation, out))
@@ -214,7 +219,8 @@ class Hub:
         """Every node, in order of joining."""
         with self._lock:
             now_s = self._clocks.mono_s()
-            return [self._state.node_info(node, now_s) for node in self._state.nodes.values()]
+            found = [self._state.node_info(node, now_s) for node in self._state.nodes.values()]
+        return [self.peers.shown(info) for info in found]
 
     def add_log_lines(self, node_id: str, run_id: str, lines: list[LogLine]) -> None:
         """Raises NotFoundError, ProtocolError, StorageError."""

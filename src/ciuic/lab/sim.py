@@ -4,10 +4,13 @@ The hub's side is the real code: membership, run queue, ledgers (inbox, leases, 
 vector whose digests are real. Nodes, links and failures are drawn from a profile; one seed gives one story.
 """
 
+import contextlib
+import gc
 import math
 import random
 import tempfile
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -175,12 +178,23 @@ def simulate(config: SimConfig) -> SimResult:
     """Run one simulation in a folder of its own, in memory where there is such a place. Raises UsageError."""
     config.check()
     root = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="ciuic-sim-", dir=root) as folder:
+    with _few_collections(), tempfile.TemporaryDirectory(prefix="ciuic-sim-", dir=root) as folder:
         simulation = Simulation(config, Path(folder))
         try:
             return simulation.run()
         finally:
             simulation.hub.kill()
+
+
+@contextlib.contextmanager
+def _few_collections() -> Generator[None]:
+    """Python's collector looks at all that lives, again and again: a simulation only makes more of it."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 1000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def growth_sizes(nodes: int) -> list[int]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ciuic.errors import CiuicError
 from ciuic.hub.membership.state import Desired
-from ciuic.lab.sim_time import Call, Line, Process
+from ciuic.lab.sim_time import Ask, Call, Line, Process
 from ciuic.lab.sim_worker import SimWorker
 from ciuic.net.messages import HeartbeatRequest, WorkerReport
 
@@ -65,9 +65,13 @@ class Agent(Process):
 
     def beat(self) -> None:
         """Speak now; an earlier long poll does not matter any more."""
-        self._sequence += 1
         self._poll += 1
         poll = self._poll
+        Call(self, None, lambda reply: self._heard(poll, reply), renew=self._compose).send()
+
+    def _compose(self) -> Ask:
+        """A beat that was lost is not sent again: the next one is newer."""
+        self._sequence += 1
         request = HeartbeatRequest(
             agent_incarnation=self.incarnation,
             sequence=self._sequence,
@@ -78,7 +82,7 @@ class Agent(Process):
             draining=self.is_draining,
         )
         node_id = self.node.node_id
-        Call(self, lambda call: self.desk.beat(call, node_id, request), lambda reply: self._heard(poll, reply)).send()
+        return lambda call: self.desk.beat(call, node_id, request)
 
     def _heard(self, poll: int, reply: Any) -> None:
         if poll != self._poll:

@@ -102,32 +102,46 @@ class Process:
             call(*arguments)
 
 
+Ask = Callable[["Call"], Any]
+
+
+def _nothing(call: "Call") -> None:
+    """Renewed before it is sent."""
+
+
 class Call:
     """One request to the hub, sent again until it is answered. `ask` may raise: the error is the answer."""
 
-    __slots__ = ("_ask", "_down_bytes", "_process", "_then", "_tries", "_up_bytes")
+    __slots__ = ("_ask", "_down_bytes", "_process", "_renew", "_then", "_tries", "_up_bytes")
 
     def __init__(
         self,
         process: Process,
-        ask: Callable[["Call"], Any],
+        ask: Ask | None,
         then: Callable[[Any], None],
         *,
         up_bytes: int = SMALL_BYTES,
         down_bytes: int = SMALL_BYTES,
+        renew: Callable[[], Ask] | None = None,
     ) -> None:
-        """`ask(call)` gives the answer, or `HELD` when the hub answers later by `call.answer`."""
-        self._process, self._ask, self._then = process, ask, then
+        """`ask(call)` gives the answer, or `HELD` when the hub answers later by `call.answer`.
+
+        `renew` makes a new `ask` for each try.
+        """
+        self._process, self._then, self._renew = process, then, renew
+        self._ask: Ask = ask or _nothing
         self._up_bytes, self._down_bytes = up_bytes, down_bytes
         self._tries = 0
 
     def send(self) -> None:
         """On its way."""
         process = self._process
+        if self._renew is not None:
+            self._ask = self._renew()
         if process.line.loses():
             self.again()
         else:
-            process.timeline.after(process.line.up_s(self._up_bytes), self._arrive)
+            process.timeline.after(process.line.up_s(self._up_bytes), self._arrive, self._ask)
 
     def again(self) -> None:
         """It, or its answer, was lost."""
@@ -135,15 +149,15 @@ class Call:
         self._tries += 1
         self._process.later(pause_s * (0.5 + self._process.line.chance.random()), self.send)
 
-    def _arrive(self) -> None:
+    def _arrive(self, ask: Ask) -> None:
         hub = self._process.hub
         if self._process.line.is_cut or not hub.is_up:
             self.again()
         elif hub.is_paused:
-            hub.backlog.append(self._arrive)
+            hub.backlog.append(lambda: self._arrive(ask))
         else:
             try:
-                answer = self._ask(self)
+                answer = ask(self)
             except CiuicError as error:
                 answer = error
             if answer is not HELD:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ciuic.errors import CiuicError, ConflictError, SupersededError
 from ciuic.lab.sim_model import Extra, Witness
-from ciuic.lab.sim_time import Call, Process
+from ciuic.lab.sim_time import SMALL_BYTES, Call, Process
 from ciuic.ledger.intervals import Range
 from ciuic.net.messages import AttachReply, LeaseReply, LeaseRequest, PushReply, ReportRequest
 
@@ -43,8 +43,8 @@ class SimWorker(Process):
         self._final_version = -1
         self._reported_s = 0.0
 
-    def _call(self, ask: Any, then: Any, **sizes: int) -> None:
-        Call(self, ask, then, **sizes).send()
+    def _call(self, ask: Any, then: Any, *, up_bytes: int = SMALL_BYTES, down_bytes: int = SMALL_BYTES) -> None:
+        Call(self, ask, then, up_bytes=up_bytes, down_bytes=down_bytes).send()
 
     # ---- a place in the run
 

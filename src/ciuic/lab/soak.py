@@ -234,7 +234,7 @@ class _Soak:
         """What the runs have shown, each only as far as it was looked at."""
         runs = self._runs.done
         versions = sum(max(run.versions, default=0) for run in runs)
-        doubles = sum(run.duplicated for run in runs)
+        doubles, lost = sum(run.duplicated for run in runs), sum(run.lost for run in runs)
         samples = sum(run.samples for run in runs)
         found = []
         if self._failure is not None:
@@ -246,11 +246,12 @@ class _Soak:
             ("digests are equal at the end of each run", f"{agreeing} times a node told the hub's own digests"),
             (
                 "samples are trained exactly once",
-                f"{samples} committed, 0 lost, {doubles} counted doubles, all after faults",
+                f"{samples} committed, {lost} lost, {doubles} counted doubles, all after faults",
             ),
             ("every run finishes", f"{len(runs)} runs"),
         )
-        return [*found, *(Property(name=name, holds=agreeing > 0, detail=detail) for name, detail in facts)]
+        holds = agreeing > 0 and not lost
+        return [*found, *(Property(name=name, holds=holds, detail=detail) for name, detail in facts)]
 
     def _tidy(self, left: list[psutil.Process]) -> list[Property]:
         growth = self._meter.growth() if self._meter is not None else []

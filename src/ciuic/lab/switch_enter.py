@@ -40,7 +40,7 @@ def main(handle: str, nice: int, command: list[str]) -> int:
             set_namespace(os.open(path, os.O_RDONLY | os.O_CLOEXEC), _ANY_KIND)
         os.execvp(command[0], command)
     except OSError as error:
-        sys.stderr.write(f"{command[0]} cannot be started in namespace {handle}: {error}\n")
+        sys.stderr.write(f"{command[0]} cannot be started: {error.strerror}\n")
         return CANNOT_START
 
 

@@ -175,6 +175,8 @@ def _read(file: IO[bytes], kind: str, allowed: re.Pattern[str], sink: Sink) -> A
                 about = _about(member, content, kind)
             elif member.name == MANIFEST:
                 _check(msgspec.json.decode(_small(member, content), type=_Manifest), found)
+                while plain.read(_BLOCK * 16):  # to the checksum
+                    pass
                 return about
             elif not allowed.fullmatch(member.name) or member.name in found:
                 raise FrameError(f"it holds {member.name[:100]!r}, which does not belong there")

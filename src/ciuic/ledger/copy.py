@@ -33,6 +33,7 @@ from ciuic.ledger.entry import (
 from ciuic.ledger.files import AppendLog, count_frames, storage_error, write_parts_durable
 from ciuic.ledger.intervals import IntervalSet, Range
 from ciuic.ledger.layout import Layout, layout_from_dict
+from ciuic.ledger.snapshots import is_snapshot_due
 from ciuic.ledger.stepping import Stepper, StepState
 
 ABOUT, SAMPLES = "copy.json", "samples.json"
@@ -165,8 +166,17 @@ class FragmentCopy:
 
     @property
     def wants_base(self) -> bool:
-        """The entries take more room than the base itself."""
-        return self.log_bytes > 4 * self._element_count
+        """It is time for a new base, at the version at which the hub writes its snapshot, too."""
+        return is_snapshot_due(self.log_bytes, self._element_count)
+
+    def until_base(self, frames: list[bytes]) -> int:
+        """How many of these entries may come before `wants_base` has to be asked again; at least 1."""
+        total = self.log_bytes
+        for count, frame in enumerate(frames, start=1):
+            total += len(frame)
+            if is_snapshot_due(total, self._element_count):
+                return count
+        return len(frames)
 
     def begin(self, version: int) -> None:
         """The base of this version is in its file: entries after it may come. Older files go. Raises StorageError."""

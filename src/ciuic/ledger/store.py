@@ -36,6 +36,7 @@ class FragmentStore:
 
     def __init__(self, folder: Path, element_count: int) -> None:
         self.folder, self.element_count = folder, element_count
+        self._pushes = folder / "pushes"
         try:
             for name in ("snapshots", "pushes"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
@@ -96,7 +97,7 @@ class FragmentStore:
 
     def push_path(self, key: Key) -> Path:
         node, incarnation, sequence = key
-        return self.folder / "pushes" / f"{node}.{incarnation}.{sequence}"
+        return self._pushes / f"{node}.{incarnation}.{sequence}"
 
     def save_push(self, key: Key, frame: bytes) -> None:
         write_durable(self.push_path(key), frame)

@@ -13,10 +13,14 @@ class CertificateRequest(Message):
 
     csr_pem: str
     """P-256 certificate signing request; the hub chooses the subject."""
+    names: tuple[str, ...] = ()
+    """Of a node: host names and addresses by which other nodes may dial it; empty: nobody does."""
 
 
 class CertificateReply(Message):
     certificate_pem: str
+    names: tuple[str, ...] = ()
+    """What the certificate is for besides the role."""
 
 
 class OperatorRequest(Message):

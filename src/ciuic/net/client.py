@@ -14,19 +14,27 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
-from ciuic.errors import CertificateError, ProtocolError, StorageError, TokenError, UnreachableError
+from ciuic.errors import (
+    CertificateError,
+    DigestMismatchError,
+    ProtocolError,
+    StorageError,
+    TokenError,
+    UnreachableError,
+)
 from ciuic.net.chunks import LARGE_BYTES, ChunkList, manifest_of
 from ciuic.net.exchange import Body, Exchange
 from ciuic.net.messages import FragmentState, JoinReply, JoinRequest, Ok, PushReply, decode, encode
+from ciuic.net.peer_messages import PEER_SNAPSHOT, SourceOutcome
 from ciuic.net.renewed import RenewableContext
 from ciuic.net.tls import Purpose, check_issued, new_key_and_csr, pem_fingerprint, unverified_context
 from ciuic.net.tokens import JoinToken, parse_token
 from ciuic.net.transfer import Fan
-from ciuic.net.transfer_down import fetch_file
+from ciuic.net.transfer_down import Source, fetch_file
 from ciuic.net.transfer_up import Uploader
 from ciuic.net.url import parse_hub_url
 
@@ -37,7 +45,8 @@ FRAME_LIMIT_BYTES = 8 * 1024 * 1024 * 1024
 LINE_LIMIT_BYTES = 1024 * 1024
 _BINARY = {"Content-Type": "application/octet-stream"}
 _JSON = {"Content-Type": "application/json"}
-SOURCE_SILENCE_S = 10.0
+SOURCE_SILENCE_S = 5.0
+"""Another source that says nothing for so long, also while connecting, is not asked again."""
 _FRUITLESS_ATTEMPTS = 5
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 _log = logging.getLogger(__name__)
@@ -152,30 +161,32 @@ class HubClient:
                 time.sleep(backoff_s(fruitless + 1))
         part.replace(file)
 
-    def download_snapshot(
-        self, run_path: str, file: Path, state: FragmentState, fragment: int, sources: Sequence[str] = ()
-    ) -> None:
-        """The newest snapshot of a fragment into `file`, verified; also from `sources`, addresses that hold it, too.
+    def download_snapshot(self, run_path: str, file: Path, state: FragmentState, fragment: int) -> list[SourceOutcome]:
+        """The newest snapshot of a fragment into `file`, verified; first from `state.sources`, nodes that hold it, too.
 
-        A large one comes in parts over several connections; parts stay for the next call after any error. Raises what
-        `download` raises, and NotFoundError when a newer one has replaced it.
+        A large one comes in parts over several connections; parts stay for the next call after any error. Returns how
+        it went with the other sources. Raises what `download` raises, and NotFoundError when a newer one has replaced
+        it.
         """
         query, size = f"fragment={fragment}&version={state.snapshot_version}", state.snapshot_bytes
         if size < LARGE_BYTES:
             self.download(f"{run_path}/snapshot?{query}", file, size)
-            return
+            return []
         chunks = self.call("GET", f"{run_path}/snapshot/chunks?{query}", None, ChunkList)
         chunks.check(size)
-        others = [self._other(url) for url in sources if url and parse_hub_url(url) != self.address]
+        others = [self._other(url, state.content) for url in state.sources if url and state.content]
         try:
             fetch_file(self.fan, f"{run_path}/snapshot?{query}", file, chunks, others)
         finally:
             for other in others:
-                other.close()
+                other.exchange.close()
+        return [_outcome(other) for other in others]
 
-    def _other(self, url: str) -> Exchange:
-        """A connection to another source; one that says nothing for a while is not waited for."""
-        return Exchange(parse_hub_url(url), self._contexts.context, min(SOURCE_SILENCE_S, self._exchange.timeout_s))
+    def _other(self, url: str, content: str) -> Source:
+        """A node that holds it; one that says nothing for a while is not waited for."""
+        silence_s = min(SOURCE_SILENCE_S, self._exchange.timeout_s)
+        exchange = Exchange(parse_hub_url(url), self._contexts.for_peers(), silence_s)
+        return Source(exchange=exchange, path=f"{PEER_SNAPSHOT}/{content}")
 
     def stream_lines(self, path: str, *, silence_s: float = 60.0) -> Generator[bytes]:
         """GET newline-delimited JSON, line by line while the hub keeps sending.
@@ -232,6 +243,14 @@ class HubClient:
             ) from error
 
 
+def _outcome(source: Source) -> SourceOutcome:
+    url, problem = source.exchange.address.url, source.problem
+    if problem is None:
+        return SourceOutcome(url=url, taken_bytes=source.taken_bytes)
+    kind: Literal["wrong", "away"] = "wrong" if isinstance(problem, DigestMismatchError) else "away"
+    return SourceOutcome(url=url, taken_bytes=source.taken_bytes, problem=kind, detail=problem.message[:200])
+
+
 def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
@@ -261,8 +280,8 @@ def join_network(
     """Join with a token: (the name the hub gave us, key PEM, certificate PEM, authority PEM).
 
     The secret is sent only after the server proved, on that same pinned connection, to belong to the token's
-    authority. `url` dials another address than the token's (a relay, a second name of the hub). `names`: of a shard,
-    the addresses at which it serves.
+    authority. `url` dials another address than the token's (a relay, a second name of the hub). `names`: where
+    others dial a shard, or a node that offers it.
     Raises TokenError, CertificateError, UnreachableError.
     """
     parsed = parse_token(token) if isinstance(token, str) else token

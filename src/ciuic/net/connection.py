@@ -10,6 +10,7 @@ import socket
 import ssl
 
 from ciuic.errors import CertificateError, CiuicError, UnreachableError
+from ciuic.net.pinned import check_serving
 from ciuic.net.proxy import Proxy, proxy_for
 from ciuic.net.sockets import keep_unsent_small, prefer_bbr
 from ciuic.net.url import HubAddress
@@ -58,6 +59,11 @@ class HubConnection(http.client.HTTPSConnection):
     def connect(self) -> None:
         """Open the connection; time-outs are per step without progress."""
         super().connect()
+        try:
+            check_serving(self.sock)
+        except CertificateError:
+            self.close()
+            raise
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         keep_unsent_small(self.sock)

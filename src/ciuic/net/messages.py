@@ -10,6 +10,7 @@ import msgspec
 
 from ciuic.errors import ProtocolError
 from ciuic.net.keeping_messages import DiskUse
+from ciuic.net.peer_messages import PeerLink, PeerOffer, SourceOutcome
 
 API = "/v1"
 T = TypeVar("T")
@@ -39,12 +40,14 @@ class JoinRequest(Message):
     claimed: dict[str, float] = {}
     """What the operator claims: gpu, bandwidth_gbit_s, memory_gb ..."""
     names: list[str] = []
-    """Of a shard: host names and addresses by which nodes reach it."""
+    """Of a shard: host names and addresses by which nodes reach it. Of a node: the same, when it may be dialled."""
 
 
 class JoinReply(Message):
     node_id: str
     certificate_pem: str
+    names: list[str] = []
+    """Under which it may be dialled."""
 
 
 class CreateTokenRequest(Message):
@@ -113,6 +116,10 @@ class HeartbeatRequest(Message):
     worker: WorkerReport = WorkerReport()
     draining: bool = False
     allow_code: bool = False
+    offer: PeerOffer | None = None
+    """Of a node that others may dial directly."""
+    links: dict[str, PeerLink] = {}
+    """What it measured on direct connections, by the other node."""
 
 
 class Assignment(Message):
@@ -138,6 +145,10 @@ class HeartbeatReply(Message):
     """The node's certificate should be renewed now (POST /v1/node/renew)."""
     measure_ticket: int = 0
     """Not 0: an operator wants the node to measure itself now. The same number again is the same wish."""
+    peers: dict[str, str] = {}
+    """With a wish to measure: the other nodes that may be dialled directly, and where."""
+    revoked: list[str] = []
+    """For a node that others may dial: serial numbers that it must refuse."""
 
 
 class LogLine(Message):
@@ -191,6 +202,8 @@ class FragmentState(Message):
     """Where it is served; empty: at the hub."""
     sources: list[str] = []
     """Addresses that hold the snapshot, too; what comes from them is checked against the hub's list of chunks."""
+    content: str = ""
+    """Names the snapshot there (ledger.content)."""
 
 
 class AttachReply(Message):
@@ -286,6 +299,14 @@ class EvaluationRequest(Message):
     final: bool = False
 
 
+class SourcesReport(Message):
+    """How a snapshot came that other nodes hold, too."""
+
+    fragment: int
+    version: int
+    sources: list[SourceOutcome]
+
+
 class DetachRequest(Message):
     incarnation: int
     reason: Literal["finished", "drained", "stopped", "failed", "behind"]
@@ -342,6 +363,10 @@ class NodeInfo(Message):
     """Age of the last heartbeat; None when not seen since the hub started."""
     allow_code: bool = False
     """Whether jobs may bring code of their own there."""
+    direct_url: str = ""
+    """Where other nodes may dial it; empty: they may not."""
+    links: dict[str, PeerLink] = {}
+    """What it measured on direct connections, by the other node."""
 
 
 class NodeInRun(Message):

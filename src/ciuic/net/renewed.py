@@ -36,6 +36,10 @@ class RenewableContext:
                 self._stamp = stamp
             return None if self.context is in_use else self.context
 
+    def for_peers(self) -> ssl.SSLContext:
+        """The same certificate towards nodes that are dialled directly. Raises CertificateError."""
+        return client_context(self._authority_pem, self._cert, self._key, "peer")
+
     def _look(self) -> Stamp | None:
         """What changes when the certificate's file is replaced."""
         try:

@@ -1,8 +1,9 @@
 """The network's own certificate authority, identities, and TLS contexts.
 
 Everything is P-256 (browsers refuse Ed25519). The authority lives at the hub and signs one server certificate for the
-hub (server use only) and one client certificate per node, operator or viewer (client use only, so that a stolen node
-key cannot play the hub). A shard serves nodes and calls the hub: its certificate is for both uses.
+hub (server use only) and one client certificate per node, operator or viewer (client use only). A shard serves nodes
+and calls the hub: its certificate is for both uses, and so is that of a node that others may dial directly. Clients
+look at the role of what answers (net.pinned), so that a stolen node key cannot play the hub.
 The subject of a client certificate is who the caller is: CN = name, O = role.
 """
 
@@ -14,7 +15,7 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ciuic.errors import CertificateError, ConflictError, StorageError
 from ciuic.net.messages import Role
+from ciuic.net.names import check_direct_names
+from ciuic.net.pinned import NODE_SIDE, PinnedContext
 
-Purpose = Literal["control", "updates", "snapshots", "operator"]
+Purpose = Literal["control", "updates", "snapshots", "operator", "peer"]
 """Names what a connection is for in the plain-text part of the TLS hello (ALPN), so that a relay can count it."""
 
 AUTHORITY_LIFETIME = dt.timedelta(days=3650)
@@ -38,7 +41,7 @@ BACKDATING = dt.timedelta(days=1)
 """Certificates begin one day ago: a node whose clock is an hour behind must still accept them."""
 
 MAX_NAMES = 32
-_SHARD_USAGE = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+_BOTH_USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 _MAX_PEM_BYTES = 64 * 1024
 _PAIR_ATTEMPTS, _PAIR_PAUSE_S = 20, 0.02
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension)
@@ -141,12 +144,28 @@ class Authority:
         """
         if not 1 <= len(common_name) <= 64 or not 1 <= len(names) <= MAX_NAMES or any(len(n) > 253 for n in names):
             raise CertificateError(f"a shard needs a name and 1 to {MAX_NAMES} addresses by which nodes reach it")
+        return self._issue_serving(csr_pem, _subject(common_name, "shard"), names)
+
+    def issue_member(self, csr_pem: bytes | str, *, common_name: str, role: Role, names: Sequence[str] = ()) -> bytes:
+        """The certificate (PEM) of whoever joins or renews; `names`: where it is dialled (a shard, or a node).
+
+        Raises CertificateError when the request or a name is not acceptable.
+        """
+        if role == "shard":
+            return self.issue_shard(csr_pem, common_name=common_name, names=list(names))
+        if not names:
+            return self.issue_client(csr_pem, common_name=common_name, role=role)[0]
+        if role != "node":
+            raise CertificateError(f"a certificate for a {role} carries no addresses", next="leave the names out")
+        check_direct_names(names)
+        return self._issue_serving(csr_pem, _subject(common_name, role), names)
+
+    def _issue_serving(self, csr_pem: bytes | str, subject: x509.Name, names: Sequence[str]) -> bytes:
         try:
             alternatives = [_general_name(name) for name in dict.fromkeys(names) if name]
         except UnicodeError as error:
-            raise CertificateError("an address of this shard is no host name", cause=str(error)) from error
-        key = _public_key_of_request(csr_pem)
-        builder = self._leaf(_subject(common_name, "shard"), key, *_SHARD_USAGE)
+            raise CertificateError("an address in this request is no host name", cause=str(error)) from error
+        builder = self._leaf(subject, _public_key_of_request(csr_pem), *_BOTH_USAGES)
         builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         return _certificate_pem(builder.sign(self._key, hashes.SHA256()))
 
@@ -239,6 +258,18 @@ def certificate_ends_at(certificate_pem: bytes) -> float:
         raise CertificateError("this is not a certificate", cause=str(error)) from error
 
 
+def certificate_names(certificate_pem: bytes) -> tuple[str, ...]:
+    """Host names and addresses in a certificate, sorted; empty for a client's. Raises CertificateError."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate_pem).extensions
+        names = found.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    except _UNREADABLE as error:
+        raise CertificateError("this is not a certificate", cause=str(error)) from error
+    return tuple(sorted(str(name.value) for name in names))
+
+
 # ---- contexts ------------------------------------------------------------------------------------------------------
 
 
@@ -249,7 +280,9 @@ def client_context(
 
     Raises CertificateError when the authority, the certificate or the key cannot be loaded.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = PinnedContext(ssl.PROTOCOL_TLS_CLIENT)
+    if purpose == "peer":
+        context.serving = NODE_SIDE
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols([f"ciuic-{purpose}", "http/1.1"])
     try:
@@ -295,6 +328,20 @@ def server_context(cert_path: Path, key_path: Path, authority_pem: bytes) -> ssl
     context.load_cert_chain(cert_path, key_path)
     context.load_verify_locations(cadata=authority_pem.decode("ascii"))
     context.verify_mode = ssl.CERT_OPTIONAL
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def peer_context(cert_path: Path, key_path: Path, authority_pem: bytes) -> ssl.SSLContext:
+    """A node's side of a direct connection: nobody without a certificate of this authority. Raises CertificateError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        _load_pair(context, cert_path, key_path)
+        context.load_verify_locations(cadata=authority_pem.decode("ascii"))
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"{cert_path} or its key cannot be loaded", cause=str(error)) from error
+    context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols(["http/1.1"])
     return context
 

@@ -30,6 +30,8 @@ COLD_LANES = 8
 """A joiner's connections are new, and the windows of eight open sooner than those of four."""
 LEAST_RUN = 4
 """Chunks of a run, as long as there are so many: every request costs a round trip in which its connection idles."""
+SOURCES_FIRST_S = 3.0
+"""So long other sources are alone; then the hub helps, for they may be slow."""
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _PAUSE_S = 0.2
 
@@ -40,6 +42,19 @@ class Lane:
 
     exchange: Exchange
     is_hub: bool
+    path: str
+
+
+@dataclass(kw_only=True)
+class Source:
+    """Somebody else who holds the file, and how it went with it."""
+
+    exchange: Exchange
+    path: str
+    """Of the file there."""
+    taken_bytes: int = 0
+    problem: CiuicError | None = None
+    """Then it is not asked again."""
 
 
 class PartFile:
@@ -86,20 +101,22 @@ class PartFile:
         os.close(self._fd)
 
 
-def fetch_file(fan: Fan, path: str, target: Path, chunks: ChunkList, sources: Sequence[Exchange] = ()) -> None:
+def fetch_file(fan: Fan, path: str, target: Path, chunks: ChunkList, sources: Sequence[Source] = ()) -> None:
     """GET `path` into `target`, from `sources` and from the hub (whose connections `fan` has).
+
+    The sources begin alone; the hub helps when they take longer than a moment, or fail.
 
     Raises UnreachableError after five passes without one new chunk (call again: what is there is kept), StorageError,
     and what the hub answers; DigestMismatchError when it is the hub that sends other bytes.
     """
     part = PartFile(target.with_name(target.name + ".chunks"), chunks)
-    fruitless, usable = 0, list(sources)
+    fruitless = 0
     with closing(part):
         while missing := part.missing():
-            lanes = _lanes(fan, usable, len(missing))
-            fetching = _Fetching(path, part, missing, len(lanes))
+            usable = [source for source in sources if source.problem is None]
+            lanes = _lanes(fan, path, usable, len(missing))
+            fetching = _Fetching(part, missing, len(lanes), usable)
             fan.run([partial(fetching.over, lane) for lane in lanes])
-            usable = [source for source in usable if source not in fetching.bad]
             left = part.missing()
             fruitless = 0 if len(left) < len(missing) else fruitless + 1
             problem = fetching.problem
@@ -112,41 +129,57 @@ def fetch_file(fan: Fan, path: str, target: Path, chunks: ChunkList, sources: Se
     part.path.replace(target)
 
 
-def _lanes(fan: Fan, sources: Sequence[Exchange], chunks: int) -> list[Lane]:
+def _lanes(fan: Fan, path: str, sources: Sequence[Source], chunks: int) -> list[Lane]:
     """With other sources one connection to the hub is enough: it has others to serve."""
     hub = fan.lanes(1 if sources else max(min(fan.streams.count, chunks), min(COLD_LANES, chunks // 2)))
-    return [Lane(exchange=x, is_hub=False) for x in sources] + [Lane(exchange=x, is_hub=True) for x in hub]
+    others = [Lane(exchange=source.exchange, is_hub=False, path=source.path) for source in sources]
+    return others + [Lane(exchange=x, is_hub=True, path=path) for x in hub]
 
 
 class _Fetching:
     """One pass over the connections."""
 
-    def __init__(self, path: str, part: PartFile, missing: Sequence[int], lanes: int) -> None:
-        self._path, self._part, self._lanes = path, part, lanes
+    def __init__(self, part: PartFile, missing: Sequence[int], lanes: int, sources: Sequence[Source]) -> None:
+        self._part, self._lanes = part, lanes
+        self._sources = {id(source.exchange): source for source in sources}
         self._queue = deque(missing)
         self._lock = threading.Lock()
+        self._needs_hub, self._working = threading.Event(), len(sources)
+        if not sources:
+            self._needs_hub.set()
         self.problem: CiuicError | None = None
         """Of the hub; one that is not about the network counts more."""
-        self.bad: list[Exchange] = []
-        """Sources that failed."""
 
     def over(self, lane: Lane) -> None:
         """Fetch over this connection what the queue gives, until it is empty or the connection fails."""
-        while run := self._next():
-            try:
-                self._fetch(lane.exchange, run)
-            except CiuicError as error:
-                with self._lock:
-                    self._queue.extendleft(reversed(run))
-                    self._note(lane, error)
-                return
+        if lane.is_hub:
+            self._needs_hub.wait(SOURCES_FIRST_S)
+        try:
+            while run := self._next():
+                try:
+                    self._fetch(lane, run)
+                except CiuicError as error:
+                    with self._lock:
+                        self._queue.extendleft(reversed(run))
+                        self._note(lane, error)
+                    return
+        finally:
+            if not lane.is_hub:
+                self._ended()
+
+    def _ended(self) -> None:
+        """A source has nothing more to do, or has failed: the hub need not wait for the last one."""
+        with self._lock:
+            self._working -= 1
+            if self._working == 0 or self._queue:
+                self._needs_hub.set()
 
     def _note(self, lane: Lane, error: CiuicError) -> None:
         final = not isinstance(error, UnreachableError) or was_interrupted(error)
         if isinstance(error, StorageError) or (final and lane.is_hub):
             self._queue.clear()  # the others stop, too
         if not lane.is_hub and not isinstance(error, StorageError):
-            self.bad.append(lane.exchange)
+            self._sources[id(lane.exchange)].problem = error
         elif self.problem is None or final:
             self.problem = error
 
@@ -160,11 +193,12 @@ class _Fetching:
                 run.append(self._queue.popleft())
             return run
 
-    def _fetch(self, exchange: Exchange, run: list[int]) -> None:
+    def _fetch(self, lane: Lane, run: list[int]) -> None:
         """`run` loses each chunk that is there."""
-        chunks = self._part.chunks
+        chunks, exchange = self._part.chunks, lane.exchange
+        source = self._sources.get(id(exchange))
         first, end = chunks.span(run[0])[0], chunks.span(run[-1])[1]
-        response = exchange.request("GET", self._path, headers={"Range": f"bytes={first}-{end - 1}"})
+        response = exchange.request("GET", lane.path, headers={"Range": f"bytes={first}-{end - 1}"})
         buffer = memoryview(bytearray(min(chunks.chunk_bytes, chunks.total_bytes)))
         filled = 0
 
@@ -179,6 +213,8 @@ class _Fetching:
                 if filled == stop - start:
                     self._part.put(run[0], buffer[:filled])
                     run.pop(0)
+                    if source is not None:
+                        source.taken_bytes += filled
                     filled = 0
 
         try:

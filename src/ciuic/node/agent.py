@@ -17,6 +17,7 @@ from ciuic.errors import AccessError, CiuicError
 from ciuic.net.client import HubClient
 from ciuic.net.messages import HeartbeatReply, HeartbeatRequest, LeaveRequest, Ok, WorkerReport
 from ciuic.node.config import AgentConfig
+from ciuic.node.direct import Direct
 from ciuic.node.heartbeat import Heartbeat
 from ciuic.node.identity import NodeIdentity, held, join, node_folder, set_aside, settle_identity
 from ciuic.node.logs import LogShipper
@@ -47,8 +48,9 @@ def run_agent(config: AgentConfig) -> int:
     folder = node_folder(config.home, config.location)
     with held(folder):
         finish_renewal(folder)
+        names = config.direct_names
         identity = settle_identity(
-            folder, url=config.url, location=config.location, token=config.token, claimed=config.claimed
+            folder, url=config.url, location=config.location, token=config.token, claimed=config.claimed, names=names
         )
         inbox: Inbox = queue.SimpleQueue()
         with _signals_into(inbox):
@@ -60,7 +62,14 @@ def run_agent(config: AgentConfig) -> int:
                     raise
             _log.warning("the hub does not accept the stored identity %s any more; using the token", identity.node_id)
             set_aside(identity)
-            fresh = join(folder, url=config.url, location=config.location, token=config.token, claimed=config.claimed)
+            fresh = join(
+                folder,
+                url=config.url,
+                location=config.location,
+                token=config.token,
+                claimed=config.claimed,
+                names=names,
+            )
             return Agent(config, fresh, inbox).run()
 
 
@@ -99,9 +108,11 @@ class Agent:
         self._status: tuple[WorkerReport, bool] = (WorkerReport(), False)
         self._shipper = LogShipper(self._client())
         self._seat = WorkerSeat(config, identity, self._shipper, on_exit=self._inbox.put)
+        self._direct = Direct(config, identity, is_busy=self._has_work)
         self._vitals = Vitals(
             self._client,
             identity.folder,
+            measure_peers=self._direct.measure,
             is_busy=self._has_work,
             on_measured=lambda: self._heartbeat.poke(),
             settle_s=config.settle_s,
@@ -113,7 +124,7 @@ class Agent:
             on_fatal=self._inbox.put,
             wait_s=config.heartbeat_s,
         )
-        self._renewal = Renewal(identity, config.url)
+        self._renewal = Renewal(identity, config.url, config.direct_names)
         self._signals: list[signal.Signals] = []
         self._is_drained = False
         self._fatal: Exception | None = None
@@ -157,10 +168,15 @@ class Agent:
             self._seat.vacate(grace_s=self._config.grace_s)
 
     def _obey(self, reply: HeartbeatReply) -> None:
-        if reply.renew:
+        if self._renewal.is_wanted:
             self._renewal.ask()
+        else:
+            self._direct.open()
+            if reply.renew:
+                self._renewal.ask()
+        self._direct.refuse(reply.revoked)
         self._vitals.hub_said_time(reply.hub_time)
-        self._vitals.ask(reply.measure_ticket)
+        self._vitals.ask(reply.measure_ticket, reply.peers)
         if not self.heard:
             self.heard = True
             self._vitals.start()
@@ -218,6 +234,8 @@ class Agent:
             worker=worker,
             draining=draining,
             allow_code=self._config.allow_code,
+            offer=self._direct.offer(),
+            links=self._direct.links(),
         )
 
     # ---- the end ----
@@ -243,6 +261,7 @@ class Agent:
         self._heartbeat.stop()
         self._vitals.stop()
         self._renewal.stop()
+        self._direct.close()
         self._shipper.close(deadline_s=LEAVE_S)
 
     def _client(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HubClient:

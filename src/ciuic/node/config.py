@@ -19,6 +19,10 @@ class AgentConfig:
     """What the operator claims: gpu, bandwidth_gbit_s, memory_gb ..."""
     allow_code: bool = False
     """Whether jobs may bring code of their own."""
+    direct: tuple[str, int] | None = None
+    """Address and port to listen on for other nodes; None: nothing listens."""
+    direct_name: str = ""
+    """Host name or address by which they dial; empty: the address listened on."""
     heartbeat_s: float = 2.0
     """Longest time between two beats; the hub may ask for a shorter one."""
     grace_s: float = 20.0
@@ -29,3 +33,10 @@ class AgentConfig:
     """How long the node must have had nothing to do before it measures what takes long."""
     worker_command: list[str] | None = None
     """Another program than the built-in worker; `--run-file PATH` is added."""
+
+    @property
+    def direct_names(self) -> tuple[str, ...]:
+        """What this node's certificate must be for so that others can dial it."""
+        if self.direct is None:
+            return ()
+        return (self.direct_name or self.direct[0],)

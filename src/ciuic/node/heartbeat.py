@@ -100,7 +100,7 @@ class Heartbeat:
         if self._lost_at is None:
             self._lost_at = time.monotonic()
             _log.warning(
-                "the hub does not answer: %s (%s); trying again, the worker goes on", error.message, error.cause
+                "the hub does not answer: %s (%s); trying again; a worker goes on meanwhile", error.message, error.cause
             )
         self._failures += 1
         self._poked.wait(backoff_s(self._failures))

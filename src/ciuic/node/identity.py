@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,9 +126,11 @@ def load_identity(folder: Path) -> NodeIdentity | None:
 
 
 def settle_identity(
-    folder: Path, *, url: str, location: str, token: str | None, claimed: dict[str, float]
+    folder: Path, *, url: str, location: str, token: str | None, claimed: dict[str, float], names: Sequence[str] = ()
 ) -> NodeIdentity:
     """The stored identity when it fits, else a new one from the token. The folder must be held.
+
+    `names`: by which other nodes may dial a new one.
 
     Raises TokenError when there is no identity and no (good) token, and what joining raises.
     """
@@ -145,12 +147,14 @@ def settle_identity(
         )
     if stored is not None:
         set_aside(stored)
-    return join(folder, url=url, location=location, token=token, claimed=claimed)
+    return join(folder, url=url, location=location, token=token, claimed=claimed, names=names)
 
 
-def join(folder: Path, *, url: str, location: str, token: str, claimed: dict[str, float]) -> NodeIdentity:
+def join(
+    folder: Path, *, url: str, location: str, token: str, claimed: dict[str, float], names: Sequence[str] = ()
+) -> NodeIdentity:
     """Use the token, and keep what comes back; identity.json is written last, so a half-written one never counts."""
-    node_id, key_pem, cert_pem, authority_pem = join_network(token, location, claimed, url=url)
+    node_id, key_pem, cert_pem, authority_pem = join_network(token, location, claimed, url=url, names=names)
     fingerprint, _ = pem_fingerprint(authority_pem)
     stored = _Stored(
         node_id=node_id,

@@ -8,12 +8,14 @@ used once; connections with the old one then take up the new files by themselves
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from ciuic.errors import CertificateError, CiuicError, StorageError
 from ciuic.net.access_messages import CertificateReply, CertificateRequest
 from ciuic.net.client import HubClient
-from ciuic.net.tls import check_issued, new_key_and_csr, write_private_file
+from ciuic.net.names import plain_name
+from ciuic.net.tls import certificate_names, check_issued, new_key_and_csr, write_private_file
 from ciuic.node.identity import NodeIdentity
 
 PAUSE_S = 60.0
@@ -24,13 +26,16 @@ _KEY_BEGINS = b"-----BEGIN PRIVATE KEY-----"
 _log = logging.getLogger(__name__)
 
 
-def renew_identity(identity: NodeIdentity, url: str) -> None:
-    """Get, keep and use a new certificate. Raises CertificateError, UnreachableError, StorageError."""
+def renew_identity(identity: NodeIdentity, url: str, names: Sequence[str] = ()) -> None:
+    """Get, keep and use a new certificate; `names`: by which other nodes may dial this one.
+
+    Raises CertificateError, UnreachableError, StorageError.
+    """
     authority = identity.authority.read_bytes()
     key_pem, csr_pem = new_key_and_csr()
     client = HubClient(url, authority, identity.cert, identity.key, "control", TIMEOUT_S)
     try:
-        request = CertificateRequest(csr_pem=csr_pem.decode("ascii"))
+        request = CertificateRequest(csr_pem=csr_pem.decode("ascii"), names=tuple(names))
         issued = client.call("POST", "/v1/node/renew", request, CertificateReply).certificate_pem.encode()
     finally:
         client.close()
@@ -64,8 +69,8 @@ def finish_renewal(folder: Path) -> bool:
 class Renewal:
     """One attempt at a time, in a thread of its own; the agent's other work goes on."""
 
-    def __init__(self, identity: NodeIdentity, url: str) -> None:
-        self._identity, self._url = identity, url
+    def __init__(self, identity: NodeIdentity, url: str, names: Sequence[str] = ()) -> None:
+        self._identity, self._url, self._names = identity, url, names
         self._thread: threading.Thread | None = None
         self._next_s = 0.0
 
@@ -78,6 +83,15 @@ class Renewal:
         self._thread = threading.Thread(target=self._renew, name="ciuic-renewal", daemon=True)
         self._thread.start()
 
+    @property
+    def is_wanted(self) -> bool:
+        """The certificate is for other names than this node is to be dialled by."""
+        try:
+            names = certificate_names(self._identity.cert.read_bytes())
+        except (OSError, CertificateError):
+            return False  # whatever is wrong with it is told where it is used
+        return set(names) != {plain_name(name) for name in self._names}
+
     def stop(self) -> None:
         """Wait for an attempt that is on its way: it must not be cut between two files."""
         if self._thread is not None:
@@ -85,7 +99,7 @@ class Renewal:
 
     def _renew(self) -> None:
         try:
-            renew_identity(self._identity, self._url)
+            renew_identity(self._identity, self._url, self._names)
             _log.info("node %s has a new certificate", self._identity.node_id)
         except CiuicError as error:
             _log.warning("the certificate cannot be renewed now: %s; trying again, the old one holds", error.message)

@@ -11,9 +11,10 @@ import platform
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import psutil
@@ -67,9 +68,12 @@ class Vitals:
         *,
         is_busy: Callable[[], bool] = lambda: False,
         on_measured: Callable[[], None] = lambda: None,
+        measure_peers: Callable[[Mapping[str, str], Callable[[], bool]], None] = lambda peers, may_go_on: None,
         settle_s: float = 5.0,
     ) -> None:
-        """`connect` makes a client (of its own each time). `on_measured` is called when an operator's wish is done.
+        """`measure_peers(addresses by node, may it go on)` measures direct connections when an operator asks.
+
+        `connect` makes a client (of its own each time). `on_measured` is called when an operator's wish is done.
 
         `settle_s`: how long the node must have had nothing to do before it measures what takes long.
         """
@@ -80,6 +84,8 @@ class Vitals:
         self._kept = load_measurements(folder)
         self._now: dict[str, float] = dict(self._kept.values)
         self._asked = 0
+        self._measure_peers = measure_peers
+        self._peers: dict[str, str] = {}
         self._idle_since_s = time.monotonic()
         self._failures = 0
         self._streams: StreamSet | None = None
@@ -106,10 +112,13 @@ class Vitals:
                 self._streams.interrupt()
             self._thread.join()
 
-    def ask(self, ticket: int) -> None:
-        """An operator wants the node to measure itself; the same ticket again is the same wish."""
+    def ask(self, ticket: int, peers: Mapping[str, str] = MappingProxyType({})) -> None:
+        """An operator wants the node to measure itself; the same ticket again is the same wish.
+
+        `peers`: other nodes that may be dialled directly, and where.
+        """
         if ticket and ticket != self._asked:
-            self._asked = ticket
+            self._asked, self._peers = ticket, dict(peers)
             self._wake.set()
 
     def refresh(self) -> None:
@@ -188,6 +197,8 @@ class Vitals:
             return
         gpus = int(self._now.get("gpu_count", 0))
         measured |= measure_speeds(self._folder, gpus, self._may_go_on)
+        if ticket:
+            self._measure_peers(self._peers, self._may_go_on)
         if self._may_go_on():
             self._store(measured, is_complete=True)
             if ticket:

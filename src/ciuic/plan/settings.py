@@ -84,13 +84,12 @@ def default_settings(wishes: Wishes) -> Resolved:
     """Before anything is measured: 1-bit every 8 steps works on every link; gradients are sent with 4 bits."""
     free = _free(wishes)
     codec, interval = (GRADIENT_CODEC, 1) if wishes.gradients else (DEFAULT_CODEC, DEFAULT_INTERVAL)
-    names = ", ".join(name for name, is_free in free.items() if is_free)
     return Resolved(
         codec_up=codec if free["codec_up"] else wishes.codec_up,
         codec_down=codec if free["codec_down"] else wishes.codec_down,
         interval=interval if wishes.interval == "auto" else wishes.interval,
         sources={name: "default" if is_free else "given" for name, is_free in free.items()},
-        why=f"default {names} until links and steps are measured" if names else "job",
+        why="defaults until links and steps are measured" if any(free.values()) else "job",
     )
 
 

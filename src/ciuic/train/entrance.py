@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import msgspec
 import torch
 
-from ciuic.errors import CannotCatchUpError, ConflictError, NotFoundError, ProtocolError
+from ciuic.errors import CannotCatchUpError, CiuicError, ConflictError, NotFoundError, ProtocolError
 from ciuic.ledger.entry import Entry, Snapshot, SnapshotHeader, base_digest, entry_from_frame, snapshot_from_frame
 from ciuic.ledger.frame import split_frames
 from ciuic.ledger.node import NodeMachine, Place
 from ciuic.net import messages as m
 from ciuic.net.client import HubClient
+from ciuic.net.peer_messages import SourceOutcome
 from ciuic.net.places import Line, Places
 from ciuic.net.tls import Purpose
 from ciuic.train.catching import CatchUp, Fetch, check_expired
@@ -210,12 +212,13 @@ class Entrance:
         version = fragment.snapshot_version
         file = Path(self.info.folder) / f"snapshot-{number}-{version}.frame"
         path = f"{m.API}/runs/{self.info.run_id}"
-        self._line.say(
+        outcomes = self._line.say(
             number,
-            lambda client: client.download_snapshot(path, file, fragment, number, fragment.sources),
+            lambda client: client.download_snapshot(path, file, fragment, number),
             stop=self.courier.stop,
             what="downloading the snapshot",
         )
+        self._tell_sources(number, version, outcomes)
         snapshot = snapshot_from_frame(file.read_bytes(), self.state.layout.fragment_shape(number).element_count)
         if self.courier.copy is not None:
             self.courier.copy.loaded(number, version, file)
@@ -223,6 +226,15 @@ class Entrance:
         if snapshot.header.layout_digest != self.state.layout.digest:
             raise ProtocolError("the snapshot is for another layout")
         return snapshot
+
+    def _tell_sources(self, number: int, version: int, outcomes: list[SourceOutcome]) -> None:
+        """How it went with other nodes that hold the snapshot; nothing depends on whether the hub hears it."""
+        for one in outcomes:
+            _log.info("%d bytes of the snapshot from %s %s", one.taken_bytes, one.url, one.detail)
+        if outcomes:
+            with suppress(CiuicError):
+                report = m.SourcesReport(fragment=number, version=version, sources=outcomes)
+                post(self._client, self.info.run_id, "sources", report)
 
     def _catch_up(self, machine: NodeMachine, fragment: int) -> None:
         """Apply all entries there are, before the first step. Raises CannotCatchUpError."""

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 FOLDER = "ledger"
 QUEUE_BYTES = 256 << 20
-"""What may wait for a slow or full disk; beyond that the copy ends."""
+"""What may wait for a slow or full disk, or two entries when they are larger; beyond that the copy ends."""
 AGAIN_S = 5.0
 """How long to wait after a failed write, or after the hub did not answer."""
 RUNS_KEPT = 3
@@ -144,9 +144,9 @@ class LedgerRecorder:
         data = bytes(frame)
         with self._lock:
             self._waiting_bytes += len(data)
-            is_full = self._waiting_bytes > QUEUE_BYTES
-        if is_full:
-            self._end(StorageError("the disk is too slow or full", cause=f"{QUEUE_BYTES >> 20} MiB wait for it"))
+            waiting_bytes = self._waiting_bytes
+        if waiting_bytes > max(QUEUE_BYTES, 2 * len(data)):
+            self._end(StorageError("the disk is too slow or full", cause=f"{waiting_bytes >> 20} MiB wait for it"))
         else:
             self._queue.put((fragment, data))
 
@@ -177,6 +177,9 @@ class LedgerRecorder:
                 pass
         except Exception as error:  # noqa: BLE001 - a copy that cannot be kept must not end the training
             self._end(error)
+        with suppress(queue.Empty):
+            while True:  # the worker may train on for days: what nobody writes any more takes no memory
+                self._queue.get_nowait()
         for fragment in self._fragments:
             fragment.close()
 
@@ -210,12 +213,15 @@ class LedgerRecorder:
 
     def _append(self, frames: dict[int, list[bytes]]) -> None:
         for number, new in frames.items():
-            fragment = self._fragments[number]
-            self._persistently(lambda f=fragment, n=new: f.append(n))
-            with self._lock:
-                self._waiting_bytes -= sum(len(frame) for frame in new)
-            if fragment.wants_base and not self._is_ended:
-                self._renew(number)
+            fragment, left = self._fragments[number], new
+            while left:
+                count = fragment.until_base(left)
+                first, left = left[:count], left[count:]
+                self._persistently(lambda f=fragment, n=first: f.append(n))
+                with self._lock:
+                    self._waiting_bytes -= sum(len(frame) for frame in first)
+                if fragment.wants_base and not self._is_ended:
+                    self._renew(number)
 
     def _renew(self, number: int) -> None:
         """The entries have outgrown the base: replay them into a new one."""

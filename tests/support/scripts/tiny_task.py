@@ -23,13 +23,13 @@ class TinyModel(nn.Module):
     `batch_norm` there are statistics and an integer counter to agree on too.
     """
 
-    def __init__(self, seed: int, *, batch_norm: bool = False) -> None:
+    def __init__(self, seed: int, *, batch_norm: bool = False, width: int = 96) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.embed = nn.Embedding(VOCABULARY, 64)
-        self.hidden = nn.Linear(64 * CONTEXT, 96)
-        self.norm = nn.BatchNorm1d(96) if batch_norm else nn.LayerNorm(96)
-        self.head = nn.Linear(96, VOCABULARY)
+        self.hidden = nn.Linear(64 * CONTEXT, width)
+        self.norm = nn.BatchNorm1d(width) if batch_norm else nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, context: Tensor) -> Tensor:
         hidden = self.hidden(self.embed(context).flatten(1))

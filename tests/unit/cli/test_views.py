@@ -27,6 +27,17 @@ def test_columns_line_up_and_lines_have_no_trailing_blanks() -> None:
     assert lines == ["a     bb", "long", "x     y"]
 
 
+def test_in_a_narrow_terminal_names_and_quantities_stay_whole() -> None:
+    columns = ("node", "claimed", "up", "round trip")
+    row = ("eu-central", "bandwidth 10, gpu 8", "1.98 Gbit/s", "140 ms")
+    grid = Grid(columns=columns, rows=[row], minor=("claimed",))
+    for width in (60, 50, 44, 36):
+        lines = drawn(rich_table(grid), width).splitlines()
+        assert all(any(cell in line for line in lines) for cell in ("eu-central", "1.98 Gbit/s", "140 ms"))
+        assert max(map(len, lines)) <= width
+        assert ("claimed" in "".join(lines)) == (width >= 44)
+
+
 def test_a_run_of_which_nothing_is_known_yet_can_be_shown() -> None:
     assert views.runs_grid([SPARSE], now=70.0).rows == [
         ("r", "n", "waiting", "0%", "-", "0", "-", "1 min 0 s"),

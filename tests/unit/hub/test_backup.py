@@ -1,6 +1,10 @@
 """A copy of a ledger taken while it works, what comes back from it, and what a node's copy brings back."""
 
+import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -8,6 +12,7 @@ import pytest
 from rounds_world import RUN, Make, Rounds, many_rounds
 
 from ciuic.errors import ConflictError, LedgerDamagedError, SupersededError, UsageError
+from ciuic.hub.api.keeping import BackupResponse
 from ciuic.hub.keeping.backup import KIND, capture
 from ciuic.hub.keeping.rebuild import read_copy, write_ledger
 from ciuic.hub.keeping.restore import FENCE, restore
@@ -119,6 +124,37 @@ def test_a_backup_without_the_authority_does_not_hold_its_key(make: Make, hub: P
     done = restore(tmp_path / "file", tmp_path / "new")
     assert not done.with_authority
     assert not list((tmp_path / "new" / "hub").glob("authority*"))
+
+
+@pytest.mark.parametrize("after", ["before it began", "while a piece is read"])
+def test_a_caller_that_goes_away_leaves_no_second_names(
+    make: Make, hub: Path, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    note_run(hub, make(samples=20))
+    found, reads, go_on = capture(hub), threading.Event(), threading.Event()
+
+    def pieces() -> Iterator[bytes]:
+        reads.set()
+        go_on.wait(30)
+        yield b"piece"
+
+    monkeypatch.setattr(found, "pieces", pieces)
+
+    async def receive() -> dict[str, str]:
+        if after == "while a piece is read":
+            await asyncio.to_thread(reads.wait, 30)
+        return {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        if after == "before it began":
+            raise OSError("gone")
+
+    with ThreadPoolExecutor(1) as pool:
+        response = BackupResponse(found, pool)
+        with suppress(OSError):
+            asyncio.run(response({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send))
+        go_on.set()
+    assert not list(hub.glob(".backup-*"))
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:

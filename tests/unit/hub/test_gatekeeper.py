@@ -102,6 +102,14 @@ def test_revoking_refuses_a_renewed_one_that_was_not_used_yet_too(world: World) 
             world.keeper.check(refused)
 
 
+def test_a_renewal_that_meets_a_revocation_on_its_way_is_worth_nothing(world: World) -> None:
+    node = world.enrol("a")
+    world.keeper.revoke("a", "node", "alice")  # after the hub has let the request in, before it has issued
+    with pytest.raises(CertificateError, match="it has was revoked"):
+        world.renew(node)
+    assert not world.keeper.book.of("a")
+
+
 def test_certificates_from_before_there_were_records_are_accepted_and_soon_renewed(world: World) -> None:
     pem, _ = world.authority.issue_client(None, common_name="old", role="node")
     old = identity_from_der(pem_to_der(pem))

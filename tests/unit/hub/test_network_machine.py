@@ -6,12 +6,13 @@ workers, a hub that is killed, stands still, or whose wall clock jumps; with led
 """
 
 import os
+from collections import Counter
 from typing import Any
 
 import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from network_world import JOB_GRACE, Agent, Network
 
 from ciuic.hub.membership.records import Announce, Effects, Node, NodeGone, Run
@@ -21,6 +22,21 @@ PICK = st.integers(0, 1000)
 PLACES = st.sampled_from(["us", "eu", "ap"])
 MOST_NODES = 6
 MOST_RUNS = 5
+SETTLED_S = 10.0
+"""After so long without other events a ledger has heard of every departure."""
+TROUBLES = (
+    "an_agent_dies_and_a_new_one_starts",
+    "a_second_process_starts_with_the_same_identity",
+    "an_agent_is_killed",
+    "an_agent_stops_or_goes_on",
+    "a_link_is_cut_or_mended",
+    "a_node_is_drained",
+    "an_agent_says_goodbye",
+    "a_node_is_evicted",
+    "a_worker_fails",
+    "a_worker_process_is_replaced",
+    "a_run_is_stopped_and_one_of_its_nodes_dies",
+)
 LONG_S = 400.0
 """Time after which every run has ended or says for whom it waits: patience for workers that do not end is 60 s."""
 
@@ -34,6 +50,9 @@ class NetworkMachine(RuleBasedStateMachine):
         self.versions: dict[str, tuple[int, str]] = {}
         self.belongs: dict[str, str] = {}
         """node -> run, as the effects tell it"""
+        self.deaths: Counter[str] = Counter()
+        """How often each node was declared dead."""
+        self.presences: dict[str, str] = {}
         self.world.hub.watcher = self.watch
 
     # ---- picking
@@ -56,6 +75,19 @@ class NetworkMachine(RuleBasedStateMachine):
     @rule(place=PLACES)
     def a_node_joins(self, place: str) -> None:
         self.world.join(place)
+
+    @initialize(places=st.lists(PLACES, max_size=4), low=st.integers(0, 3), seconds=st.integers(0, 12))
+    def it_begins(self, places: list[str], low: int, seconds: int) -> None:
+        """Most networks have nodes and a run at work: what is rare comes by itself."""
+        for place in places:
+            self.world.join(place)
+        if low:
+            self.world.submit(low, None, JOB_GRACE[0], "")
+        self.world.pass_time(float(seconds), working=True)
+
+    @rule(which=PICK, what=st.sampled_from(TROUBLES))
+    def something_happens_to_a_node(self, which: int, what: str) -> None:
+        getattr(self, what)(which)
 
     @rule(which=PICK, keep=st.booleans())
     def a_heartbeat_is_sent_and_stays_on_its_way(self, which: int, keep: bool) -> None:
@@ -80,32 +112,27 @@ class NetworkMachine(RuleBasedStateMachine):
         if is_old or agent.is_refused:
             assert (msgspec.json.encode(node), pulse.heard_s, pulse.sequence) == before, "an old beat proved something"
 
-    @rule(which=PICK)
     def an_agent_dies_and_a_new_one_starts(self, which: int) -> None:
         agent = self.agent(which)
         if agent is not None:
             self.world.kill(agent)
             self.world.start_agent(agent.node)
 
-    @rule(which=PICK)
     def a_second_process_starts_with_the_same_identity(self, which: int) -> None:
         node = self.node(which)
         if node is not None:
             self.world.start_agent(node)
 
-    @rule(which=PICK)
     def an_agent_is_killed(self, which: int) -> None:
         agent = self.agent(which)
         if agent is not None:
             self.world.kill(agent)
 
-    @rule(which=PICK)
     def an_agent_stops_or_goes_on(self, which: int) -> None:
         agent = self.agent(which)
         if agent is not None:
             agent.is_stopped = not agent.is_stopped
 
-    @rule(which=PICK)
     def a_link_is_cut_or_mended(self, which: int) -> None:
         node = self.node(which)
         if node is not None:
@@ -113,20 +140,17 @@ class NetworkMachine(RuleBasedStateMachine):
             for agent in list(self.world.agents[node]):
                 self.world.beat(agent)
 
-    @rule(which=PICK)
     def a_node_is_drained(self, which: int) -> None:
         agent = self.agent(which)
         if agent is not None:
             agent.is_draining = True
             self.world.beat(agent)
 
-    @rule(which=PICK)
     def an_agent_says_goodbye(self, which: int) -> None:
         agent = self.agent(which)
         if agent is not None and self.world.is_well(agent):
             self.world.leave(agent)
 
-    @rule(which=PICK)
     def a_node_is_evicted(self, which: int) -> None:
         node = self.node(which)
         if node is not None and len(self.world.evicted) < 2:
@@ -146,6 +170,14 @@ class NetworkMachine(RuleBasedStateMachine):
         if run_id is not None:
             (self.world.stop_run if stop else self.world.resume_run)(run_id)
 
+    def a_run_is_stopped_and_one_of_its_nodes_dies(self, which: int) -> None:
+        run_id = self.run_id(which)
+        if run_id is not None:
+            self.world.stop_run(run_id)
+            for node in self.world.hub.state.queue.members(run_id)[:1]:
+                for agent in list(self.world.agents[node.node_id]):
+                    self.world.kill(agent)
+
     @rule(which=PICK, turns=st.integers(1, 12))
     def workers_work(self, which: int, turns: int) -> None:
         for turn in range(turns):
@@ -153,14 +185,12 @@ class NetworkMachine(RuleBasedStateMachine):
             if agent is not None:
                 self.world.work(agent)
 
-    @rule(which=PICK)
     def a_worker_fails(self, which: int) -> None:
         agent = self.agent(which)
         if agent is not None and agent.worker is not None:
             self.world.ended(agent, "failed")
             self.world.beat(agent)
 
-    @rule(which=PICK)
     def a_worker_process_is_replaced(self, which: int) -> None:
         agent = self.agent(which)
         if agent is not None and agent.worker is not None:
@@ -177,6 +207,10 @@ class NetworkMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 2.0, 5.0, 11.0]), working=st.booleans())
     def time_passes(self, seconds: float, working: bool) -> None:
         self.world.pass_time(seconds, working=working)
+        if seconds > SETTLED_S and not self.world.hub.errands_wait:
+            for run_id, ledger in self.world.hub.ledgers.items():
+                members = {node.node_id for node in self.world.hub.state.queue.members(run_id)}
+                assert set(ledger.present()) <= members, "a ledger counts on nodes that are not in its run"
 
     @rule(seconds=st.sampled_from([0.6, 3.0, 60.0, 3600.0]), tick_first=st.booleans())
     def the_hub_stands_still(self, seconds: float, tick_first: bool) -> None:
@@ -209,16 +243,20 @@ class NetworkMachine(RuleBasedStateMachine):
             stored = msgspec.json.decode(hub.rows.runs[name], type=Run)
             assert msgspec.to_builtins(stored) == msgspec.to_builtins(run), "something was told and not stored"
         assert hub.rows.epoch == hub.state.epoch
+        for name, node in out.nodes.items():
+            self.deaths[name] += node.presence == "dead" and self.presences.get(name) != "dead"
+            self.presences[name] = node.presence
         self.follow(out)
 
     def follow(self, out: Effects) -> None:
         """Whoever leaves a run was in it; nobody changes runs without leaving the first; runs are served in order."""
         state = self.world.hub.state
         for action in out.actions:
+            line = action if isinstance(action, Announce) else getattr(action, "line", None)
             if isinstance(action, NodeGone):
                 assert self.belongs.pop(action.node_id) == action.run_id
-            elif isinstance(action, Announce) and action.kind == "node.dead":
-                assert state.nodes[action.node_id].presence == "dead"
+            if line is not None and line.kind == "node.dead":
+                assert self.deaths[line.node_id], "a death was told that had not happened"
         for node in state.nodes.values():
             if node.run_id and node.node_id not in self.belongs:
                 self.in_order(node)
@@ -234,21 +272,22 @@ class NetworkMachine(RuleBasedStateMachine):
                 fits = not run.locations or node.location in run.locations
                 assert not fits or node.node_id in run.failed, f"{node.node_id} went to a later run than {run.run_id}"
 
-    def well(self) -> dict[str, str]:
-        """Nodes with which nothing is wrong, and their runs."""
+    def well(self) -> dict[str, tuple[str, int]]:
+        """Nodes with which nothing is wrong: their runs, and how often they died so far."""
         nodes, found = self.world.hub.state.nodes, {}
         for name in self.world.agents:
             agent, node = self.world.newest(name), nodes[name]
             if agent is None or not self.world.is_well(agent) or node.incarnation != agent.incarnation:
                 continue
             if node.presence == "here" and self.world.now_s - agent.beaten_s <= agent.beat_every_s:
-                found[name] = node.run_id
+                found[name] = (node.run_id, self.deaths[name])
         return found
 
-    def nobody_of_these_fell(self, before: dict[str, str]) -> None:
+    def nobody_of_these_fell(self, before: dict[str, tuple[str, int]]) -> None:
         state = self.world.hub.state
-        for name, run_id in before.items():
+        for name, (run_id, deaths) in before.items():
             node = state.nodes[name]
+            assert self.deaths[name] == deaths, "an absence of the hub killed a healthy node"
             assert node.presence in ("here", "suspect"), "an absence of the hub took a healthy node"
             if run_id and not node.draining and state.queue.runs[run_id].state == "running":
                 report: WorkerReport = state.pulses[name].worker

@@ -1,6 +1,7 @@
 """Uploads on disk: any order, duplicates, wrong chunks, what is abandoned, what an earlier process left."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,58 @@ def test_older_uploads_of_a_node_give_way_but_not_those_at_work_or_of_others(tmp
         spool.open(KEY, small_manifest(os.urandom(SIZE)), SIZE)
     assert all(upload.path.exists() for upload in [other, *busy])
     spool.close()
+
+
+def test_a_file_stays_open_for_those_who_are_at_it_when_another_request_ends_the_upload(tmp_path: Path) -> None:
+    body = os.urandom(2 * SIZE)
+    manifest, spool = small_manifest(body), Spool(tmp_path)
+    for end in (lambda upload: upload.finish(ChunksReply(done=True)), spool.drop):
+        first, second = spool.open(KEY, manifest, LIMIT), spool.open(KEY, manifest, LIMIT)
+        assert first is second
+        first.store(0, part(body, manifest, 0))
+        end(first)
+        spool.leave(first)
+        others = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]  # would get the number of a closed file
+        second.store(1, part(body, manifest, 1))
+        assert second.read() == body
+        for number in others:
+            os.close(number)
+        open_before = len(os.listdir("/proc/self/fd"))
+        spool.leave(second)
+        assert len(os.listdir("/proc/self/fd")) == open_before - 1, "and is closed when the last one leaves"
+        assert not second.path.exists()
+        spool.drop(second)
+
+
+def test_an_upload_that_is_dropped_late_does_not_take_a_newer_one_of_the_same_content_along(tmp_path: Path) -> None:
+    manifest, spool = small_manifest(os.urandom(SIZE)), Spool(tmp_path)
+    old = spool.open(KEY, manifest, LIMIT)
+    spool.drop(old)
+    new = spool.open(KEY, manifest, LIMIT)
+    spool.drop(old)
+    spool.leave(old)
+    assert new is not old
+    assert new.path.exists()
+    assert len(spool) == 1
+
+
+def test_taking_up_a_large_file_keeps_nobody_else_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = os.urandom(SIZE)
+    manifest, reads, go_on = small_manifest(body), threading.Event(), threading.Event()
+    Spool(tmp_path).open(KEY, manifest, LIMIT)
+
+    def slow(upload: Upload) -> None:
+        reads.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr(Upload, "_take_up", slow)
+    spool = Spool(tmp_path)
+    reader = threading.Thread(target=spool.open, args=(KEY, manifest, LIMIT))
+    reader.start()
+    assert reads.wait(60)
+    other = threading.Thread(target=lambda: spool.leave(spool.open(("run-1", "eu"), manifest, LIMIT)))
+    other.start()
+    other.join(30)
+    assert not other.is_alive()
+    go_on.set()
+    reader.join(60)

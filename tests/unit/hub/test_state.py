@@ -79,6 +79,19 @@ def test_the_older_process_stays_fenced_after_a_restart_of_the_hub() -> None:
         world.beat(node, incarnation="a")
 
 
+def test_an_old_process_stays_fenced_after_more_restarts_than_the_hub_remembers() -> None:
+    world = World()
+    node = world.join("us-west")
+    known = world.state.desired(node, "a").revision
+    for number in range(40):
+        world.beat(node, incarnation=f"b{number}", known=0)
+    assert "a" not in world.state.nodes[node].superseded
+    with pytest.raises(SupersededError):
+        world.beat(node, incarnation="a", known=known)
+    world.beat(node, incarnation="new", known=0)
+    assert world.state.nodes[node].incarnation == "new"
+
+
 def test_a_node_that_left_gets_work_again_with_a_new_process() -> None:
     world = World()
     node = world.join("us-west")

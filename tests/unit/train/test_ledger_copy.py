@@ -180,9 +180,34 @@ def test_a_copy_that_cannot_keep_up_ends_where_it_is(
     version = feed(copy, rounds, 0)
     until(lambda: newest_version(copy.folder) == version)
     monkeypatch.setattr("ciuic.train.ledger_copy.QUEUE_BYTES", 10)
-    for _ in range(3):
+    go_on, real = threading.Event(), copies.FragmentCopy.append
+
+    def append(self: copies.FragmentCopy, frames: list[bytes]) -> None:
+        go_on.wait(30)
+        real(self, frames)
+
+    monkeypatch.setattr(copies.FragmentCopy, "append", append)
+    for _ in range(4):
         rounds.train("n0")
         feed(copy, rounds, rounds.version - 1)
-    copy.close()
     assert f"ends at version {version}" in caplog.text
-    assert load_copy(copy.folder).snapshots[0].header.version == version
+    go_on.set()
+    copy.close()
+    assert version <= load_copy(copy.folder).snapshots[0].header.version < rounds.version
+    assert copy._queue.qsize() <= 1, "what nobody writes any more takes no memory"
+
+
+def test_an_entry_larger_than_what_may_wait_is_kept(
+    rounds: Rounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ciuic.train.ledger_copy.QUEUE_BYTES", 10)
+    copy = recorder(tmp_path, rounds)
+    begin(copy, rounds)
+    copy.caught_up(2000)
+    version = 0
+    for _ in range(3):
+        rounds.train("n0")
+        version = feed(copy, rounds, version)
+        until(lambda version=version: newest_version(copy.folder) == version)
+    assert version >= 3
+    copy.close()

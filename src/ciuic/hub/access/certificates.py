@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import msgspec
 from msgspec.structs import replace
 
-from ciuic.errors import StorageError
+from ciuic.errors import CertificateError, StorageError
 from ciuic.hub.keeping.database import Database
 from ciuic.net.access_messages import CertificateInfo, CertificateState
 from ciuic.net.messages import Role
@@ -37,6 +37,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """0: before records were kept."""
     ends_at: float = 0.0
     """0: not known."""
+    names: tuple[str, ...] = ()
+    """Host names and addresses in it: its holder may be dialled there."""
     replaces: str = ""
     """Serial of the one that was the proof when this one was asked for."""
     state: CertificateState = "valid"
@@ -115,8 +117,16 @@ class CertificateBook:
                 self._known.pop(serial, None)
 
     def renewed(self, new: Certificate) -> None:
-        """A certificate was issued in the place of another; unused ones for the same place are forgotten."""
+        """A certificate was issued in the place of another; unused ones for the same place are forgotten.
+
+        Raises CertificateError when the other was revoked or replaced in the meantime: the new one counts for nothing.
+        """
         with self._lock:
+            old = self._known.get(new.replaces)
+            if old is not None and old.state not in ("valid", "new"):
+                raise CertificateError(
+                    f"the certificate of {new.name} is not renewed", cause=f"the one it has was {old.state}"
+                )
             unused = [c.serial for c in self._known.values() if c.replaces == new.replaces and c.state == "new"]
             self.put(new, drop=unused)
 
@@ -133,10 +143,11 @@ class CertificateBook:
             self.put(*changed)
             return changed[0]
 
-    def revoke(self, certificates: Iterable[Certificate], *, by: str, wall_s: float) -> list[str]:
-        """From now on these are refused; their serials."""
+    def revoke(self, name: str, role: Role, *, by: str, wall_s: float) -> list[str]:
+        """From now on all of this name are refused, also one whose renewal is on its way; their serials."""
         with self._lock:
-            changed = [replace(one, state="revoked", revoked_at=wall_s, revoked_by=by) for one in certificates]
+            found = self.of(name, role)
+            changed = [replace(one, state="revoked", revoked_at=wall_s, revoked_by=by) for one in found]
             if changed:
                 self.put(*changed)
             return [one.serial for one in changed]

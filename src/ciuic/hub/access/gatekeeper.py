@@ -19,7 +19,14 @@ from ciuic.hub.membership.records import Announce
 from ciuic.hub.run.checks import free_name, slug
 from ciuic.net.access_messages import CertificateInfo, OperatorRequest, RevokeReply, RevokeRequest
 from ciuic.net.messages import Role
-from ciuic.net.tls import Authority, Identity, certificate_ends_at, identity_from_der, pem_to_der
+from ciuic.net.tls import (
+    Authority,
+    Identity,
+    certificate_ends_at,
+    certificate_names,
+    identity_from_der,
+    pem_to_der,
+)
 
 RENEW_BEFORE_S = 30 * 86400.0
 """Holders are asked to renew in the last month."""
@@ -102,6 +109,7 @@ class Gatekeeper:
             role=identity.role,
             issued_at=self._wall_s(),
             ends_at=certificate_ends_at(body),
+            names=certificate_names(body) if identity.role == "node" else (),
             replaces=replaces,
             state="new" if replaces else "valid",
         )
@@ -120,7 +128,7 @@ class Gatekeeper:
             self.book.put(one)
 
     def renew(self, identity: Identity, csr_pem: str, names: Iterable[str] = ()) -> bytes:
-        """A new certificate (PEM) under the same name; `names`: the addresses of a shard.
+        """A new certificate (PEM) under the same name; `names`: where a shard, or a node, is dialled.
 
         Raises CertificateError for a bad request, OverloadedError when there were too many, StorageError.
         """
@@ -129,10 +137,8 @@ class Gatekeeper:
                 raise OverloadedError(
                     f"{identity.name} renews its certificate too often", next="wait some minutes; the old one holds"
                 )
-        if identity.role == "shard":
-            pem = self._authority.issue_shard(csr_pem, common_name=identity.name, names=list(names))
-        else:
-            pem, _ = self._authority.issue_client(csr_pem, common_name=identity.name, role=identity.role)
+        given = list(names)
+        pem = self._authority.issue_member(csr_pem, common_name=identity.name, role=identity.role, names=given)
         self.book.renewed(self.certificate(pem, replaces=identity.serial))
         return pem
 
@@ -173,7 +179,7 @@ class Gatekeeper:
 
     def revoke(self, name: str, role: Role, by: str) -> RevokeReply:
         """Refuse every certificate of this name from now on, also on open connections. Raises StorageError."""
-        serials = self.book.revoke(self.book.of(name, role), by=by, wall_s=self._wall_s())
+        serials = self.book.revoke(name, role, by=by, wall_s=self._wall_s())
         if serials:
             text = f"{by} revoked the certificate of {name} ({role})"
             self._say(Announce(kind="certificate.revoked", node_id=name if role == "node" else "", text=text))
@@ -213,6 +219,11 @@ class Gatekeeper:
     def certificates(self) -> list[CertificateInfo]:
         """All that are known."""
         return [one.info() for one in self.book.all()]
+
+    def names_of(self, serial: str) -> tuple[str, ...]:
+        """Where the holder of this certificate may be dialled; empty: nowhere."""
+        one = self.book.get(serial)
+        return () if one is None else one.names
 
     def serials(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Serial numbers with which these nodes may speak."""

@@ -21,7 +21,7 @@ NAMED_ACTIONS = {
     ("POST", "/v1/operators"): "operator.create",
     ("POST", "/v1/certificates/revoke"): "revoke",
 }
-_TOLD = ("run_id", "node_id", "token_id", "name", "serial", "role", "uses", "created", "serials")
+_TOLD = ("run_id", "node_id", "token_id", "name", "serial", "role", "uses", "created", "serials", "names")
 """Of the answer."""
 _SILENT = frozenset({"run.submit", "node.renew", "operator.renew", "shard.renew", "operator.create"})
 """Their body is long, or a signing request: only the answer is told."""
@@ -61,7 +61,7 @@ def audit_row(asked: Asked, status: int, body: bytes) -> AuditRow:
     """Who did what, with what result. Of a body only what cannot be a secret: a stranger's (a join) is not told."""
     caller, answer, is_done = asked.caller, _parsed(body), status < 400
     error = answer.get("error")
-    told = {key: answer[key] for key in _TOLD if is_done and key in answer}
+    told = {key: answer[key] for key in _TOLD if is_done and answer.get(key) not in (None, [], ())}
     if is_done or not isinstance(error, dict):
         wish = "" if caller is None or asked.action in _SILENT else asked.wish.decode(errors="replace")
         detail = " ".join([wish[:_MOST_DETAIL], *(f"{key}={value}" for key, value in told.items())]).strip()

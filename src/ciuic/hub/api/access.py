@@ -52,8 +52,8 @@ class AccessApi:
     async def renew(self, call: Call) -> Response:
         """A new certificate under the same name; the present one is the proof."""
         request = decode(call.body, CertificateRequest)
-        pem = await self._desk.short(self._keeper.renew, call.known, request.csr_pem)
-        return reply(CertificateReply(certificate_pem=pem.decode("ascii")))
+        pem = await self._desk.short(self._keeper.renew, call.known, request.csr_pem, request.names)
+        return reply(CertificateReply(certificate_pem=pem.decode("ascii"), names=request.names))
 
     async def create_operator(self, call: Call) -> Response:
         request = decode(call.body, OperatorRequest)

@@ -78,13 +78,16 @@ class ChunkApi:
     async def _settled(self, call: Call, upload: Upload) -> ChunksReply:
         lock = self._admitting.setdefault(upload, asyncio.Lock())
         async with lock:
+            if upload.refusal is not None:
+                raise upload.refusal
             if upload.result is None and upload.is_whole:
                 frame = await self._front.long(upload.read)
                 try:
                     push = await self._taker.take(call, upload.manifest, frame)
                 except StorageError:  # it is all here, and tried again when the sender asks
                     raise
-                except CiuicError:
+                except CiuicError as error:
+                    upload.refusal = error
                     self._spool.drop(upload)
                     raise
                 upload.finish(ChunksReply(done=True, push=push))

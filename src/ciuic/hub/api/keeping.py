@@ -1,14 +1,18 @@
 """Endpoints for what a hub keeps: backup, rebuilding, retention, removal; and committed samples for nodes' copies."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from ciuic.errors import ConflictError, StorageError
 from ciuic.hub.access.auth import NODES, OPERATORS
 from ciuic.hub.api.endpoints import Call, Desk, reply
+from ciuic.hub.keeping.backup import Capture
 from ciuic.hub.keeping.keeper import Keeping, check_yes
 from ciuic.hub.run.shelf import Copied
 
@@ -33,16 +37,8 @@ class KeepingApi:
     async def backup(self, call: Call) -> Response:
         """The archive as it is made."""
         with_authority = bool(call.number("authority", 1))
-        pieces = await self._desk.long(self._keeping.backup, call.name, with_authority=with_authority)
-
-        async def stream() -> AsyncIterator[bytes]:
-            try:
-                while piece := await self._desk.long(_next_piece, pieces):
-                    yield piece
-            finally:
-                pieces.close()
-
-        return StreamingResponse(stream(), media_type="application/zstd", headers={"cache-control": "no-store"})
+        found = await self._desk.long(self._keeping.backup, call.name, with_authority=with_authority)
+        return BackupResponse(found, self._desk.bulk)
 
     async def rebuild(self, call: Call) -> Response:
         """A run from an exported copy of its ledger."""
@@ -72,6 +68,33 @@ class KeepingApi:
         if not isinstance(ledger, Copied):
             raise ConflictError(f"{call.path('run')} tells nothing about samples")
         return reply(await self._desk.long(ledger.committed))
+
+
+class BackupResponse(StreamingResponse):
+    """A backup as it is read. Whatever ends it, also before it began, takes the second names of its files away."""
+
+    def __init__(self, found: Capture, pool: ThreadPoolExecutor) -> None:
+        self._found, self._pool = found, pool
+        self._step: Future[bytes] | None = None
+        super().__init__(self._stream(), media_type="application/zstd", headers={"cache-control": "no-store"})
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        pieces = self._found.pieces()
+        while True:
+            self._step = self._pool.submit(_next_piece, pieces)
+            piece = await asyncio.wrap_future(self._step)
+            if not piece:
+                return
+            yield piece
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if self._step is None:
+                self._found.drop()
+            else:  # a caller that goes away does not stop the thread that reads just now
+                self._step.add_done_callback(lambda _: self._found.drop())
 
 
 def _next_piece(pieces: Iterator[bytes]) -> bytes:

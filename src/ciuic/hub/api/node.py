@@ -79,6 +79,8 @@ class NodeApi:
         request = decode(call.body, HeartbeatRequest)
         node_id, board = call.name, self._hub.board
         await self._desk.short(self._hub.beat, node_id, request)
+        keeper, peers = self._hub.gatekeeper, self._hub.peers
+        peers.told(node_id, request, keeper.names_of(call.known.serial))
         board.notify(ANYTHING)  # when it was last heard is shown to people
         began_s = time.monotonic()
         while True:
@@ -86,8 +88,14 @@ class NodeApi:
             desired, epoch = await self._desk.short(self._hub.desired, node_id, request.agent_incarnation)
             left_s = began_s + min(request.wait_s, desired.heartbeat_s) - time.monotonic()
             if desired.revision != request.known_revision or left_s <= 0 or board.is_closed:
-                renew = self._hub.gatekeeper.wants_renewal(call.known.serial)
-                return reply(msgspec.structs.replace(self._heartbeat_reply(desired, epoch), renew=renew))
+                told = self._heartbeat_reply(desired, epoch)
+                to_measure = bool(desired.measure_ticket) and desired.measure_ticket != request.measure_ticket
+                more = {
+                    "renew": keeper.wants_renewal(call.known.serial),
+                    "peers": peers.others(node_id, self._hub.is_here) if to_measure else {},
+                    "revoked": keeper.revoked_serials() if request.offer is not None else [],
+                }
+                return reply(msgspec.structs.replace(told, **more))
             await board.wait(node_topic(node_id), seen, left_s)
 
     def _heartbeat_reply(self, desired: Desired, epoch: int) -> HeartbeatReply:

@@ -16,6 +16,7 @@ from ciuic.hub.api.events import ANYTHING, run_topic
 from ciuic.hub.api.spool import Spool
 from ciuic.hub.run.courtesy import ChunkLists, Courtesy, SnapshotResponse
 from ciuic.hub.run.shelf import Ledger, Sharded
+from ciuic.hub.run.sources import Sources
 from ciuic.net.chunks import Manifest
 from ciuic.net.messages import (
     AttachReply,
@@ -26,6 +27,7 @@ from ciuic.net.messages import (
     Ok,
     PushReply,
     ReportRequest,
+    SourcesReport,
     decode,
 )
 
@@ -48,6 +50,7 @@ class RunApi:
         self._hub = desk.hub
         self._chunks = ChunkApi(desk, Spool(desk.hub.config.folder / "spool"), self)
         self._courtesy, self._lists = Courtesy(), ChunkLists()
+        self._sources = Sources(desk.hub.peers, desk.hub.is_here)
 
     def routes(self) -> list[Route]:
         """All endpoints of this part."""
@@ -55,6 +58,7 @@ class RunApi:
         return [
             route("POST", f"{run}/attach", self.attach, roles=NODES, limit_bytes=0),
             route("POST", f"{run}/detach", self.detach, roles=NODES),
+            route("POST", f"{run}/sources", self.sources, roles=NODES),
             route("POST", f"{run}/lease", self.lease, roles=NODES),
             route("POST", f"{run}/report", self.report, roles=NODES),
             route("POST", f"{run}/evaluation", self.evaluation, roles=NODES),
@@ -70,8 +74,18 @@ class RunApi:
         """Only nodes that the hub has assigned to the run may take a place in it."""
         await self._check_assigned(call)
         request = decode(await call.read(ATTACH_LIMIT_BYTES), AttachRequest)
-        answer = await self._ledger(call, lambda ledger: ledger.attach(call.name, request))
+        answer = await self._ledger(
+            call, lambda ledger: self._sources.fill(ledger.attach(call.name, request), ledger, call.name)
+        )
         return reply(self._with_boot(answer))
+
+    async def sources(self, call: Call) -> Response:
+        """What a joiner says about the nodes it took its snapshot from."""
+        await self._check_place(call)
+        report, run_id = decode(call.body, SourcesReport), call.path("run")
+        for line in self._sources.report(run_id, call.name, report):
+            await self._desk.short(self._hub.say, line)
+        return reply(Ok())
 
     async def _check_assigned(self, call: Call) -> None:
         """Before a body is read. Raises ConflictError."""

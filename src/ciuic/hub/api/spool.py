@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ciuic.errors import ConflictError, FrameError
+from ciuic.errors import CiuicError, ConflictError, FrameError
 from ciuic.ledger.files import storage_error
 from ciuic.net.chunks import Buffer, ChunksReply, Manifest, to_ranges
 
@@ -37,19 +37,32 @@ class Upload:
     path: Path
     result: ChunksReply | None = None
     """The answer, once the body was taken; its file is gone then."""
+    refusal: CiuicError | None = None
+    """Why the whole body was not wanted; whoever else is at it hears the same."""
     touched_s: float = 0.0
     busy: int = 0
     """Requests that are at it now."""
     _there: bytearray = field(init=False)
     _left: int = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _beginning: threading.Lock = field(default_factory=threading.Lock)
+    _has_begun: bool = False
+    _failure: CiuicError | None = None
     _fd: int = -1
 
     def __post_init__(self) -> None:
         self._there, self._left = bytearray(self.manifest.count), self.manifest.count
 
     def begin(self) -> None:
-        """Open the file; what an earlier process has written counts. Raises StorageError."""
+        """Open the file, once; what an earlier process has written is read, and counts. Raises StorageError."""
+        with self._beginning:
+            if self._failure is not None:
+                raise self._failure
+            if not self._has_begun:
+                self._open()
+                self._has_begun = True
+
+    def _open(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -59,7 +72,8 @@ class Upload:
                 self._take_up()
         except OSError as error:
             self.end()
-            raise storage_error(f"cannot write {self.path}", error) from error
+            self._failure = storage_error(f"cannot write {self.path}", error)
+            raise self._failure from error
 
     def _take_up(self) -> None:
         for index in range(self.manifest.count):
@@ -114,7 +128,7 @@ class Upload:
     def finish(self, result: ChunksReply) -> None:
         """The body was taken; the answer is kept for whoever did not hear it."""
         self.result = result
-        self.end()
+        self.remove_file()
 
     def close(self) -> None:
         """Close the file; it stays."""
@@ -124,8 +138,12 @@ class Upload:
                 self._fd = -1
 
     def end(self) -> None:
-        """Remove the file."""
+        """Close and remove the file: nobody is at it."""
         self.close()
+        self.remove_file()
+
+    def remove_file(self) -> None:
+        """It stays open for those who are at it: a number that was closed may be another file's in the next moment."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
@@ -156,24 +174,36 @@ class Spool:
             if upload is None:
                 self._make_room(key, manifest.total_bytes, limit_bytes)
                 path = self._folder / key[0] / f"{key[1]}.{name}"
-                upload = Upload(key=key, manifest=manifest, path=path)
-                upload.begin()
-                self._uploads[key, name] = upload
+                upload = self._uploads[key, name] = Upload(key=key, manifest=manifest, path=path)
             upload.busy += 1
             upload.touched_s = self._clock()
-            return upload
+        try:
+            if upload.result is None:
+                upload.begin()  # may read all of a large file, so not under the lock
+        except BaseException:
+            self.drop(upload)
+            self.leave(upload)
+            raise
+        return upload
 
     def leave(self, upload: Upload) -> None:
         """A request that was at it has ended."""
         with self._lock:
             upload.busy -= 1
             upload.touched_s = self._clock()
+            is_over = upload.result is not None or not self._has(upload)
+            if is_over and not upload.busy:
+                upload.close()
 
     def drop(self, upload: Upload) -> None:
-        """Give it up: its content is not wanted."""
+        """Give it up: its content is not wanted. Its file is closed when the last request has left."""
         with self._lock:
-            self._uploads.pop((upload.key, upload.manifest.id), None)
-        upload.end()
+            if self._has(upload):
+                del self._uploads[upload.key, upload.manifest.id]
+                upload.remove_file()
+
+    def _has(self, upload: Upload) -> bool:
+        return self._uploads.get((upload.key, upload.manifest.id)) is upload
 
     def sweep(self) -> int:
         """Give up what is idle for too long, also files of earlier processes; returns how many uploads are left."""

@@ -4,14 +4,13 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Generator
 from pathlib import Path
 
 import structlog
 
 from ciuic.errors import CiuicError, ConflictError, NotFoundError, UsageError
 from ciuic.hub.core import Hub
-from ciuic.hub.keeping.backup import capture, drop_leftovers
+from ciuic.hub.keeping.backup import Capture, capture, drop_leftovers
 from ciuic.hub.keeping.rebuild import read_copy, write_ledger
 from ciuic.hub.keeping.retention import Keep, collect, remove
 from ciuic.hub.membership.records import OPEN_RUN, Announce
@@ -79,14 +78,14 @@ class Keeping:
             self._hub.say(Announce(kind="hub.tidied", text=text))
         return done
 
-    def backup(self, by: str, *, with_authority: bool) -> Generator[bytes]:
-        """The archive, piece by piece. Raises ConflictError while another one is made, StorageError."""
+    def backup(self, by: str, *, with_authority: bool) -> Capture:
+        """What goes into the archive; drop it in the end. Raises ConflictError while another is made, StorageError."""
         with self._alone("another backup is being made"):
             found = capture(self.folder, still=self._hub.shelf.still, with_authority=with_authority)
         kind = "with" if with_authority else "without"
         text = f"{by} makes a backup ({format_bytes(found.size_bytes)}, {kind} the authority's key)"
         self._hub.say(Announce(kind="hub.backup", text=text, data={"bytes": found.size_bytes}))
-        return found.pieces()
+        return found
 
     def remove(self, run_id: str, by: str) -> Removed:
         """Files, logs and row of a run that is over. Raises NotFoundError, ConflictError, StorageError."""

@@ -82,6 +82,8 @@ class HubState:
         node = self._allowed(node_id, request.agent_incarnation)
         pulse = self.pulses[node_id]
         if request.agent_incarnation != node.incarnation:
+            if len(node.superseded) >= SUPERSEDED_KEPT and request.known_revision > 0:
+                raise _superseded(node_id)  # it was answered before, so it is not new, but one of those forgotten since
             self._supersede(node, request.agent_incarnation, out)
             pulse.sequence = -1
         if request.sequence <= pulse.sequence:
@@ -199,11 +201,7 @@ class HubState:
                 f"the hub does not accept {node_id}", cause=cause, next="ask the operator for a new join token"
             )
         if incarnation in node.superseded:
-            raise SupersededError(
-                f"another process speaks for {node_id} now",
-                cause="a newer agent with the same identity has started, or this one has said goodbye",
-                next="stop this agent; give each node its own identity",
-            )
+            raise _superseded(node_id)
         return node
 
     def _supersede(self, node: Node, incarnation: str, out: Effects) -> None:
@@ -214,6 +212,7 @@ class HubState:
                 out.add(Announce(kind="node.restarted", node_id=node.node_id, text=text))
         node.incarnation = incarnation
         node.draining = False
+        node.revision += 1
         out.save_node(node)
         out.add(Wake(node_id=node.node_id))
 
@@ -301,6 +300,14 @@ class HubState:
     def _new_epoch(self, out: Effects) -> None:
         self.epoch += 1
         out.epoch = self.epoch
+
+
+def _superseded(node_id: str) -> SupersededError:
+    return SupersededError(
+        f"another process speaks for {node_id} now",
+        cause="a newer agent with the same identity has started, or this one has said goodbye",
+        next="stop this agent; give each node its own identity",
+    )
 
 
 def _freedom(pulse: Pulse) -> tuple[bool, str, str]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Container, Mapping, Sequence
 
 from ciuic.errors import ProtocolError
+from ciuic.hub.membership.peers import check_offer
 from ciuic.hub.membership.records import Run
 from ciuic.hub.membership.selection import needs_code, requirements_of
 from ciuic.job import Job
@@ -63,6 +64,7 @@ def check_beat(request: HeartbeatRequest) -> None:
     check_fields(request.claimed)
     check_fields(request.measured)
     check_fields(request.facts)
+    check_offer(request)
 
 
 def check_log_lines(lines: Sequence[LogLine]) -> None:

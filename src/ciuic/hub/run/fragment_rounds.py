@@ -22,15 +22,12 @@ from ciuic.ledger.layout import Layout
 from ciuic.ledger.outer import OuterOptimizer
 from ciuic.ledger.replay import Rebuilt, rebuild
 from ciuic.ledger.settings import Settings
+from ciuic.ledger.snapshots import is_snapshot_due
 from ciuic.ledger.store import FragmentStore
 from ciuic.net.shard_messages import RunView
 
 if TYPE_CHECKING:
     from ciuic.hub.run.live import LiveView
-
-SNAPSHOT_SHARE = 0.5
-"""A snapshot is written when the entries since the last one exceed this share of the base: a joiner's download and a
-restart's replay stay bounded."""
 
 TOUCHED_SHARE = 0.2
 """Weight of the newest push in `touched`."""
@@ -286,7 +283,7 @@ class FragmentRounds:
     def _snapshot_if_due(self) -> str:
         """Returns what went wrong; the entry is durable in any case."""
         since = self.store.bytes_since(self.snapshot_version)
-        if since <= SNAPSHOT_SHARE * 4 * self.aggregator.element_count:
+        if not is_snapshot_due(since, self.aggregator.element_count):
             return ""
         try:
             self.store.save_snapshot(self.aggregator.snapshot(self.ground.run_id))
