@@ -29,10 +29,12 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py src/ciuic/codec/kernel.c
 demo: $(STAMP)
 	$(BIN)/ciuic demo
 
-# Tests marked `alone` measure time or use every core, so nothing runs beside them.
+# Tests marked `alone` measure time or use every core, so nothing runs beside them. Many tests start a dozen processes on
+# two cores: one that fails is run again, twice at most, and the summary names it (R).
+RERUN := --reruns 2 --reruns-delay 1 -rR
 test: lint docs browser
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not alone"
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -n $(WORKERS) $(RERUN) -m "not alone"
+	$(BIN)/python -m pytest $(RERUN) -m alone
 
 browser:
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \

@@ -23,7 +23,7 @@ from ciuic.net.messages import AttachRequest, DetachRequest, HeartbeatRequest, L
 GRACE_S = 10.0
 STEP_S = 0.25
 """Of time that passes: as often as the hub ticks."""
-SAMPLES = 24
+SAMPLES = 200
 JOB_GRACE = ("3 s", "10 s")
 
 

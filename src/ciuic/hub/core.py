@@ -519,9 +519,7 @@ class Hub:
 
     def _close(self, run_id: str) -> None:
         if self.has_ended(run_id):  # not resumed meanwhile
-            info = self.shelf.close(self.run(run_id))
-            if info is not None:
-                self.store.save_info(run_id, msgspec.json.encode(info))
+            self.shelf.close(self.run(run_id), lambda info: self.store.save_info(run_id, msgspec.json.encode(info)))
         self.board.notify(run_topic(run_id), logs_topic(run_id), ANYTHING)
 
     def _finish(self, run_id: str) -> None:

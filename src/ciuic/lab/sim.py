@@ -66,6 +66,8 @@ class SimResult:
     events: int
     cpu_s: float
     """Processor time of the whole simulation, nodes included."""
+    rounds_cpu_s: float
+    """The part of it between the first entry and the last."""
     virtual_s: float
     story_digest: str
     story: dict[str, int]
@@ -80,8 +82,8 @@ class SimResult:
 
     @property
     def round_s(self) -> float:
-        """Processor time per round."""
-        return self.cpu_s / max(1, self.versions)
+        """Processor time per round, from the first entry to the last: without joining and going home."""
+        return self.rounds_cpu_s / max(1, self.versions - 1)
 
 
 class Simulation:
@@ -97,6 +99,8 @@ class Simulation:
         self.common = Common(RUN_ID, config.seed)
         self.desk = Desk(self.timeline, self.hub, self.common)
         self.nodes: dict[str, SimNode] = {}
+        self.people: list[SimNode] = []
+        """The same, to choose from."""
         self.watch = Watch(self)
         self.trouble = Trouble(self)
         self.ended_s: float | None = None
@@ -117,6 +121,7 @@ class Simulation:
             versions=len(self.common.entries),
             events=self.timeline.count,
             cpu_s=cpu_s,
+            rounds_cpu_s=self.desk.last_entry_s - self.desk.first_entry_s,
             virtual_s=self.timeline.now_s,
             story_digest=self.hub.story.digest,
             story=dict(self.hub.story.kinds),
@@ -139,6 +144,7 @@ class Simulation:
             is_witness=is_witness,
         )
         self.nodes[node.node_id] = node
+        self.people.append(node)
         self.hub.enrol(node.node_id, node.node_id)
         Agent(node, self.desk).beat()
 

@@ -1,5 +1,6 @@
 """What stands between simulated nodes and the hub: the endpoints, with heartbeats and entries held as long polls."""
 
+import time
 from typing import Any
 
 import msgspec
@@ -28,6 +29,8 @@ class Desk:
         """(node, incarnation) -> (version, digest) of workers that trained to the end."""
         self._beats: dict[str, tuple[Call, str]] = {}
         self._polls: dict[str, tuple[Call, str, int]] = {}
+        self.first_entry_s = self.last_entry_s = 0.0
+        """Processor time of this process when entries were made."""
         self._told = 0
         """Version whose entries nobody waits for any more."""
         self._layout = msgspec.to_builtins(common.layout)
@@ -123,6 +126,8 @@ class Desk:
         if version == self._told:
             return
         self._told = version
+        self.last_entry_s = time.process_time()
+        self.first_entry_s = self.first_entry_s or self.last_entry_s
         if version > len(self.common.entries):
             known = len(self.common.entries)
             self.common.take(known, ledger.entries_after(0, known, ENTRIES_BYTES))

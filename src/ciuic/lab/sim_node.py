@@ -37,11 +37,6 @@ class SimNode:
     hurt_until_s: float = 0.0
     """Until then it may rightly be thought dead."""
 
-    @property
-    def agent(self) -> "Agent | None":
-        """The newest agent process."""
-        return self.agents[-1] if self.agents else None
-
 
 class Agent(Process):
     """One agent process."""

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 HOUR_S = 3600.0
 EXCUSE_S = 25.0
 """After a trouble a node may count as silent for so much longer: its grace, its backoff, a lost message or two."""
+TRIES = 20
+"""To find a living node."""
 SAME_IDENTITY = 0.7
 """Of the nodes that come back after a kill: the others have lost their disk and join anew."""
 
@@ -48,12 +50,13 @@ class Trouble:
         if name.startswith(("hub", "wall")):
             getattr(self, f"_{name}")()
             return
-        living = [node for node in self._sim.nodes.values() if node.agent is not None and not node.is_over]
-        if living:
-            node = self._chance.choice(living)
-            agent = node.agents[-1]
-            self.counts[name] += 1
-            getattr(self, f"_{name}")(node, agent)
+        everybody = self._sim.people
+        for _ in range(TRIES if everybody else 0):
+            node = self._chance.choice(everybody)
+            if node.agents and not node.is_over:
+                self.counts[name] += 1
+                getattr(self, f"_{name}")(node, node.agents[-1])
+                return
 
     def _hurt(self, node: SimNode, seconds: float) -> None:
         until_s = self._sim.timeline.now_s + seconds + EXCUSE_S

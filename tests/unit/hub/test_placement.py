@@ -35,9 +35,11 @@ def test_moves_lower_the_largest_load_and_take_only_what_may_move(
     assert not moves.keys() & fixed
     assert set(moves.values()) <= names
     before, after = loads(weights, owners, names), loads(weights, owners | moves, names)
-    assert max(after.values()) <= max(before.values()) * (1 - LEAST_GAIN if moves else 1)
+    assert max(after.values()) <= max(before.values())
     if not moves:
         return
+    fullest = max(before, key=lambda name: (before[name], name))  # another may be about as full, and stay so
+    assert after[fullest] <= before[fullest] * (1 - LEAST_GAIN)
     assert rebalance(weights, owners | moves, names, fixed | moves.keys()) == {}
 
 

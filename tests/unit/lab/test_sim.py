@@ -19,6 +19,13 @@ def test_every_invariant_holds_through_failures_and_one_seed_gives_one_story(pro
     assert first.story_digest != simulate(SimConfig(nodes=12, rounds=8, seed=4, profile=profile)).story_digest
 
 
+def test_fifty_nodes_and_twenty_rounds_with_failures_hold() -> None:
+    found = simulate(SimConfig(nodes=50, rounds=20, seed=1, profile="flapping"))
+    assert found.proof.problems == []
+    assert found.troubles
+    assert found.proof.samples["committed"] == found.proof.samples["total"]
+
+
 def test_the_cost_of_a_round_grows_at_most_about_linearly_with_the_nodes() -> None:
     cost = {n: simulate(SimConfig(nodes=n, rounds=6, faults=False)).round_s for n in (20, 200)}
     assert growth_exponent(cost) < 1.3

@@ -52,7 +52,8 @@ class Leasing:
         self._counted: _Counted | None = None
         self._in_vain: dict[str, float] = {}
         """When a worker last asked for samples and got none."""
-        self._silent: set[str] = set()
+        self._sitting: set[str] = set()
+        """Silent workers that had leases when the ledger was ticked last."""
 
     # ---- silence
 
@@ -61,7 +62,7 @@ class Leasing:
         member.heard_s = max(member.heard_s, self._ledger.now_s)
         if member.is_silent:
             member.is_silent = False
-            self._silent.discard(member.node)
+            self._sitting.discard(member.node)
             self._ledger.live.roll.forget()
 
     def tick(self) -> None:
@@ -78,8 +79,9 @@ class Leasing:
                 member.heard_s = min(now_s, member.heard_s + absence_s)
             if member.is_present and not member.is_silent and now_s - member.heard_s > patience_s:
                 member.is_silent = True
-                self._silent.add(member.node)
                 ledger.live.roll.forget()
+            if member.is_silent and member.is_present and ledger.samples.outstanding(member.node):
+                self._sitting.add(member.node)
 
     def reopened(self) -> None:
         """The hub has started: nobody has been silent yet."""
@@ -215,9 +217,10 @@ class Leasing:
     def _take_from_the_silent(self, asker: Member) -> bool:
         """Nothing is free, and workers that say nothing any more sit on samples: others train them."""
         ledger = self._ledger
-        for member in [ledger.members[node] for node in sorted(self._silent)]:
+        sitting, self._sitting = self._sitting, set()
+        for member in [ledger.members[node] for node in sorted(sitting)]:
             back = list(ledger.samples.leased.get(member.node, ()))
-            if member is asker or not back or not member.is_present:
+            if member is asker or not back or not member.is_present or not member.is_silent:
                 continue
             ledger.journal.append(Returned(node=member.node, ranges=tuple(back), is_lost=True))
             ledger.samples.give_back(member.node, back)

@@ -66,6 +66,7 @@ class RunLedger:
         self.members: dict[str, Member] = {}
         self.history = History()
         self.live = LiveView(self)
+        self._waits_for: Member | None = None
         self.samples = SampleLedger(0)
         self.settings = settings_of(job)
         self.epoch = 0
@@ -250,7 +251,11 @@ class RunLedger:
 
     def _someone_has_progress(self) -> bool:
         """With several fragments the last samples may be committed while other fragments' progress is unpushed."""
-        return any(member.unpushed for member in self._at_work() if not member.is_silent)
+        last = self._waits_for  # as a rule it is still the same one: with N workers that ask, not N looks at each
+        if last is None or not (last.unpushed and last.is_present and not last.is_silent):
+            busy = (member for member in self._at_work() if member.unpushed and not member.is_silent)
+            self._waits_for = next(busy, None)
+        return self._waits_for is not None
 
     @property
     def finished(self) -> bool:

@@ -167,23 +167,23 @@ class Shelf:
         with self._lock:
             return list(self._ledgers.values())
 
-    def close(self, run: Run) -> RunInfo | None:
-        """Close the ledger of a run that has ended; returns what is known of it, None when it has no files.
+    def close(self, run: Run, save: Callable[[RunInfo], object]) -> None:
+        """Close the ledger of a run that has ended, after what is known of it was saved; nothing without files.
 
         One that is not open (the hub was killed just after the run's end) is opened once more for that.
         """
         with self._lock:
             door = self._doors.setdefault(run.run_id, threading.Lock())
         with door:
-            with self._lock:
-                ledger = self._ledgers.pop(run.run_id, None)
+            ledger = self.peek(run.run_id)
             if ledger is None and (self._folder / run.run_id).exists():
                 ledger = self._open(run)
             if ledger is None:
-                return None
-            info = run_info(run, ledger.info(full=True), full=True)
+                return
+            save(run_info(run, ledger.info(full=True), full=True))
+            with self._lock:
+                self._ledgers.pop(run.run_id, None)
             ledger.close()
-            return info
 
     def close_all(self) -> None:
         """The hub stops."""
