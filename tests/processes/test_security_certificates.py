@@ -45,8 +45,9 @@ from ciuic.net.tokens import parse_token
 from ciuic.node.renewal import PENDING, finish_renewal
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    """One per test: what one does to certificates and connections is no business of the next."""
     with HubProcess(tmp_path_factory.mktemp("certificates") / "home") as running:
         yield running
 
