@@ -292,6 +292,7 @@ def test_a_name_of_a_node_and_of_an_operator_is_not_guessed(hub: HubProcess) -> 
 
 
 def test_a_certificate_for_a_viewer_looks_and_changes_nothing(hub: HubProcess, tmp_path: Path) -> None:
+    hub.join("seen")
     key, csr = new_key_and_csr()
     request = OperatorRequest(name="Carol X", role="viewer", csr_pem=csr.decode())
     made = hub.operator().call("POST", "/v1/operators", request, OperatorReply)
