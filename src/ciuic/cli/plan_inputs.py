@@ -18,10 +18,9 @@ from ciuic.hub.membership.selection import best_first, mismatch, setting_of, wan
 from ciuic.job import Job, load_job
 from ciuic.net.messages import NodeInfo, RunInfo
 from ciuic.plan.facts import NodeFacts
-from ciuic.units import parse_duration_s
+from ciuic.units import parse_duration_s, parse_rate
 
 LARGEST_COUNT = 10**15
-_RATE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(k|M|G|T)?bit/s\s*")
 _COUNT = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(k|M|G|B|T)?\s*")
 _SCALE = {None: 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _ABSENT = ("left", "dead", "evicted", "draining", "suspect")
@@ -188,15 +187,6 @@ def shape_of_job(job: Job, parameters: str) -> ModelShape:
         parameters=answer["parameters"],
         source="counted",
     )
-
-
-def parse_rate(text: str) -> float:
-    """Bits per second of `20Mbit/s`. Raises UsageError."""
-    match = _RATE.fullmatch(text)
-    rate = float(match.group(1)) * _SCALE[match.group(2)] if match else 0.0
-    if rate <= 0:
-        raise UsageError(f"{text!r} is not a rate", next="write for example 20Mbit/s or 1.5 Gbit/s")
-    return rate
 
 
 def parse_count(text: str) -> int:

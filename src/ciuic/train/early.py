@@ -8,6 +8,7 @@ from ciuic.errors import CiuicError
 from ciuic.net.client import HubClient
 from ciuic.net.tls import Purpose
 
+LOOK_EVERY_S = 0.2
 _log = logging.getLogger("ciuic.train")
 
 
@@ -23,13 +24,15 @@ class EarlyEntries:
         self._thread = threading.Thread(target=self._fetch, name="ciuic-early", daemon=True)
         self._thread.start()
 
-    def take(self) -> bytes:
-        """The entries' frames; empty when there are none, or they did not come. Waits for what is on its way."""
-        self._thread.join()
+    def take(self, stop: threading.Event) -> bytes:
+        """The entries' frames; empty when there are none, or they did not come. Waits for them until `stop` is set."""
+        while self._thread.is_alive() and not stop.is_set():
+            self._thread.join(LOOK_EVERY_S)
+        self.close()
         return self._data
 
     def close(self) -> None:
-        """Not needed after all."""
+        """End what is still on its way."""
         self._client.interrupt()
         self._thread.join()
 

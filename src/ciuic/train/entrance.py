@@ -265,8 +265,10 @@ class Entrance:
 
     def _take_early(self, version: int) -> bytes:
         """The entries after this version that were fetched beside the snapshot; empty when there are none."""
+        if self._early is None or self._early.after != version:
+            return b""
         early, self._early = self._early, None
-        return early.take() if early is not None and early.after == version else b""
+        return early.take(self.courier.stop)
 
     def _drop_early(self) -> None:
         if self._early is not None:

@@ -45,8 +45,8 @@ def test_only_its_owner_may_read_it_and_nothing_is_overwritten(tmp_path: Path) -
 def test_every_cut_and_every_flipped_byte_is_seen(tmp_path: Path) -> None:
     data = make(tmp_path / "x", {"a": b"hello" * 50, "b": bytes(2000)}).read_bytes()
     broken = tmp_path / "broken"
-    checksum_bytes = 8  # behind the last byte of content: a file that only lacks these is whole
-    for size in range(0, len(data) - checksum_bytes, 7):
+    tail_bytes = 16  # end mark and checksum, behind the last byte of content: a file that only lacks these is whole
+    for size in range(0, len(data) - tail_bytes, 7):
         broken.write_bytes(data[:size])
         with pytest.raises(FrameError, match="not a whole archive"):
             read_archive(broken, KIND, ALLOWED)

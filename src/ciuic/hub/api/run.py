@@ -1,7 +1,7 @@
 """Endpoints for workers: attach, lease, push, entries, snapshots, reports. All of it is the run's ledger's work."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -12,7 +12,7 @@ from ciuic.errors import ConflictError, MovedError
 from ciuic.hub.access.auth import NODES
 from ciuic.hub.api.chunks import ChunkApi
 from ciuic.hub.api.endpoints import MIB, Call, Desk, reply
-from ciuic.hub.api.events import ANYTHING, run_topic
+from ciuic.hub.api.events import ANYTHING, Board, run_topic
 from ciuic.hub.api.spool import Spool
 from ciuic.hub.run.courtesy import ChunkLists, Courtesy, SnapshotResponse
 from ciuic.hub.run.shelf import Ledger, Sharded
@@ -154,18 +154,11 @@ class RunApi:
     async def entries(self, call: Call) -> Response:
         """The entries after a version, one after the other; held for up to wait_s while there are none."""
         fragment, after = call.number("fragment"), call.number("after")
-        until_s = time.monotonic() + call.seconds("wait_s", 0.0, largest=LONGEST_WAIT_S)
-        board, topic = self._hub.board, run_topic(call.path("run"))
-        while True:
-            seen = board.seen(topic)
-            frames = await self._ledger(call, lambda ledger: ledger.entries_after(fragment, after, ENTRIES_BYTES))
-            if frames:
-                self._courtesy.urgent(call.request.scope)
-                return Response(b"".join(frames), media_type="application/octet-stream")
-            left_s = until_s - time.monotonic()
-            if left_s <= 0 or board.is_closed:
-                return Response(status_code=204)
-            await board.wait(topic, seen, left_s)
+
+        async def fetch() -> list[bytes]:
+            return await self._ledger(call, lambda ledger: ledger.entries_after(fragment, after, ENTRIES_BYTES))
+
+        return await hold(call, self._hub.board, self._courtesy, fetch)
 
     # ---- large bodies, in chunks
 
@@ -209,3 +202,18 @@ def _place_of(ledger: Ledger, fragment: int) -> str:
     """Where a shard serves the fragment; empty: here, or nowhere (the push itself is refused then)."""
     places = ledger.places() if isinstance(ledger, Sharded) else []
     return places[fragment] if fragment < len(places) else ""
+
+
+async def hold(call: Call, board: Board, courtesy: Courtesy, fetch: Callable[[], Awaitable[list[bytes]]]) -> Response:
+    """The entries that `fetch` gives; while there are none the call is held for up to its wait_s, then 204."""
+    until_s = time.monotonic() + call.seconds("wait_s", 0.0, largest=LONGEST_WAIT_S)
+    topic = run_topic(call.path("run"))
+    while True:
+        seen = board.seen(topic)
+        if frames := await fetch():
+            courtesy.urgent(call.request.scope)
+            return Response(b"".join(frames), media_type="application/octet-stream")
+        left_s = until_s - time.monotonic()
+        if left_s <= 0 or board.is_closed:
+            return Response(status_code=204)
+        await board.wait(topic, seen, left_s)

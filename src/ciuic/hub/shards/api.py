@@ -1,7 +1,6 @@
 """A shard's endpoints: those of a hub that nodes need for fragments, and files of fragments on their way elsewhere."""
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -11,12 +10,12 @@ from ciuic.errors import CertificateError, ConflictError, MovedError
 from ciuic.hub.access.auth import NODES, SHARDS
 from ciuic.hub.api.chunks import ChunkApi
 from ciuic.hub.api.endpoints import Call, Front, reply
-from ciuic.hub.api.events import Board, run_topic
+from ciuic.hub.api.events import Board
 from ciuic.hub.api.run import (
     BYTES_PER_ELEMENT,
     ENTRIES_BYTES,
     FRAME_OVERHEAD_BYTES,
-    LONGEST_WAIT_S,
+    hold,
 )
 from ciuic.hub.api.shard import moved_file
 from ciuic.hub.api.spool import Spool
@@ -127,18 +126,11 @@ class ShardNodeApi:
     async def entries(self, call: Call) -> Response:
         """As the hub's."""
         run_id, fragment, after = call.path("run"), call.number("fragment"), call.number("after")
-        until_s = time.monotonic() + call.seconds("wait_s", 0.0, largest=LONGEST_WAIT_S)
-        board, topic = self._desk.board, run_topic(run_id)
-        while True:
-            seen = board.seen(topic)
-            frames = await self._desk.long(self._host.entries_after, run_id, fragment, after, ENTRIES_BYTES)
-            if frames:
-                self._courtesy.urgent(call.request.scope)
-                return Response(b"".join(frames), media_type="application/octet-stream")
-            left_s = until_s - time.monotonic()
-            if left_s <= 0 or board.is_closed:
-                return Response(status_code=204)
-            await board.wait(topic, seen, left_s)
+
+        async def fetch() -> list[bytes]:
+            return await self._desk.long(self._host.entries_after, run_id, fragment, after, ENTRIES_BYTES)
+
+        return await hold(call, self._desk.board, self._courtesy, fetch)
 
     async def files(self, call: Call) -> Response:
         folder = await self._desk.long(self._host.moving_folder, call.path("run"), call.number("fragment"), call.name)
