@@ -1,0 +1,5 @@
+"""Class B."""
+
+from ciuic.doctor.catalogue.code import Code
+
+CODES: tuple[Code, ...] = ()

@@ -1,0 +1,5 @@
+"""Class D."""
+
+from ciuic.doctor.catalogue.code import Code
+
+CODES: tuple[Code, ...] = ()

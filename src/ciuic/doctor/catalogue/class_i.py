@@ -1,0 +1,5 @@
+"""Class I."""
+
+from ciuic.doctor.catalogue.code import Code
+
+CODES: tuple[Code, ...] = ()

@@ -1,0 +1,5 @@
+"""Class J."""
+
+from ciuic.doctor.catalogue.code import Code
+
+CODES: tuple[Code, ...] = ()

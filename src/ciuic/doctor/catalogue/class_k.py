@@ -1,0 +1,5 @@
+"""Class K."""
+
+from ciuic.doctor.catalogue.code import Code
+
+CODES: tuple[Code, ...] = ()

@@ -1,0 +1,141 @@
+"""The probe's own thread: carries messages to the collector, beats, answers questions. It never makes the run wait."""
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ciuic.doctor.record import Beat, Bye, Frames, FromRank, Hello, Question, Schedule, to_frame, to_rank
+from ciuic.doctor.record import Answer as AnswerMessage
+from ciuic.errors import FrameError
+
+BEAT_S = 0.5
+QUEUE_MAX = 1024
+"""Messages that wait for the line; more are dropped and counted."""
+CONNECT_S = 2.0
+RETRY_S = 1.0
+LAST_WORDS_S = 2.0
+"""How long the end of the program waits for the last messages to leave."""
+
+
+class Courier:
+    """`start` with the probe; `send` from any thread; `close` at the end."""
+
+    def __init__(self, address: tuple[str, int], token: str, *, rank: int, world: int) -> None:
+        self._address, self._token = address, token
+        self._rank, self._world = rank, world
+        self._queue: queue.Queue[FromRank] = queue.Queue(QUEUE_MAX)
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_w, False)
+        os.set_blocking(self._wake_r, False)
+        self._closing = threading.Event()
+        self._probe: Any = None
+        self._thread = threading.Thread(target=self._serve, name="ciuic-doctor", daemon=True)
+        self._frames = Frames()
+        self.dropped = 0
+        self.sent_bytes = 0
+
+    def start(self, probe: Any) -> None:
+        """Begin to carry; `probe` gives beats and answers (see Probe)."""
+        self._probe = probe
+        self._thread.start()
+
+    def send(self, message: FromRank) -> None:
+        """Never blocks: a message that finds the queue full is dropped."""
+        try:
+            self._queue.put_nowait(message)
+        except queue.Full:
+            self.dropped += 1
+        with contextlib.suppress(OSError):
+            os.write(self._wake_w, b"x")
+
+    def close(self, how: str = "end", **facts: Any) -> None:
+        """Last words; waits a bounded time until they have left."""
+        if self._closing.is_set() or not self._thread.is_alive():
+            return
+        self.send(Bye(rank=self._rank, step=getattr(self._probe, "step", 0), how=how, facts=facts))
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            os.write(self._wake_w, b"x")
+        self._thread.join(LAST_WORDS_S)
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not (self._closing.is_set() and self._queue.empty()):
+            try:
+                with socket.create_connection(self._address, timeout=CONNECT_S) as link:
+                    self._talk(link)
+            except (OSError, FrameError):
+                if self._closing.is_set():
+                    return
+                self._closing.wait(RETRY_S)
+
+    def _talk(self, link: socket.socket) -> None:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.settimeout(CONNECT_S)
+        self._frames = Frames()
+        hello = Hello(token=self._token, rank=self._rank, world=self._world, host=socket.gethostname(), pid=os.getpid())
+        self._put(link, hello)
+        import select
+
+        beat_at = 0.0
+        while True:
+            ready, _, _ = select.select([link, self._wake_r], [], [], max(0.0, beat_at - time.monotonic()))
+            if self._wake_r in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_r, 4096)
+            self._drain(link)
+            if self._closing.is_set() and self._queue.empty():
+                return
+            if link in ready:
+                self._hear(link)
+            if time.monotonic() >= beat_at:
+                self._put(link, self._beat())
+                beat_at = time.monotonic() + BEAT_S
+
+    def _drain(self, link: socket.socket) -> None:
+        while True:
+            try:
+                message = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            self._put(link, message)
+
+    def _put(self, link: socket.socket, message: FromRank) -> None:
+        frame = to_frame(message)
+        link.sendall(frame)
+        self.sent_bytes += len(frame)
+
+    def _hear(self, link: socket.socket) -> None:
+        data = link.recv(1 << 16)
+        if not data:
+            raise ConnectionResetError("the collector has gone")
+        for body in self._frames.feed(data):
+            message = to_rank(body)
+            if isinstance(message, Schedule):
+                self._probe.sampler.follow(message)
+            elif isinstance(message, Question):
+                facts = self._probe.answer(message)
+                self._put(link, AnswerMessage(rank=self._rank, question=message.number, facts=facts))
+
+    def _beat(self) -> Beat:
+        probe = self._probe
+        facts = probe.gather("tick")
+        if self.dropped:
+            facts["dropped"] = self.dropped
+        return Beat(
+            rank=self._rank,
+            step=probe.step,
+            time_s=time.time(),
+            phase=probe.phase,
+            phase_s=time.monotonic() - probe.phase_since_s,
+            facts=facts,
+        )
+
+
+Sender = Callable[[FromRank], None]

@@ -1,0 +1,283 @@
+"""Turns what a program does with torch into the probe's events. Results are never touched."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ciuic.doctor.probe.discover import model_of
+from ciuic.doctor.probe.part import Model
+from ciuic.doctor.probe.patches import Patches
+from ciuic.doctor.probe.probe import Probe
+
+Original = Callable[..., Any]
+
+
+def install(probe: Probe) -> Patches:
+    """All hooks; `undo()` of what is returned removes them."""
+    patches = Patches()
+    _optimizers(probe, patches)
+    _wrappers(probe, patches)
+    _backward(probe, patches)
+    _schedulers(probe, patches)
+    _scalers(probe, patches)
+    _clipping(probe, patches)
+    _states(probe, patches)
+    _data(probe, patches)
+    return patches
+
+
+def hook_model(probe: Probe, model: Model, patches: Patches) -> None:
+    """Forward passes of one model."""
+
+    def begin(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if torch.is_grad_enabled():
+            model.forwards += 1
+        probe.enter("forward")
+        probe.emit("forward_begin", model, inputs, keywords)
+
+    def end(module: nn.Module, inputs: Any, output: Any) -> None:
+        probe.emit("forward_end", model, output)
+        probe.enter("other")
+
+    def through(module: nn.Module, inputs: Any) -> None:
+        if torch.is_grad_enabled():
+            model.wrapper_forwards += 1
+            model.synced_forwards += bool(getattr(module, "require_backward_grad_sync", True))
+
+    patches.handle(model.module.register_forward_pre_hook(begin, with_kwargs=True))
+    patches.handle(model.module.register_forward_hook(end))
+    if model.wrapper is not None:
+        patches.handle(model.wrapper.register_forward_pre_hook(through))
+
+
+def _optimizers(probe: Probe, patches: Patches) -> None:
+    def before(optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        closure = keywords.get("closure", arguments[1] if len(arguments) > 1 else None)
+        step = probe.attempt(optimizer, closure=callable(closure))
+        probe.enter("step")
+        probe.emit("before_step", step)
+
+    def after(optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+        step = probe.attempt(optimizer, closure=False)
+        step.taken = True
+        probe.finish(step)
+        probe.enter("other")
+
+    patches.handle(register_optimizer_step_pre_hook(before))
+    patches.handle(register_optimizer_step_post_hook(after))
+
+    def zero(original: Original) -> Original:
+        def zero_grad(owner: Any, *arguments: Any, **keywords: Any) -> Any:
+            probe.emit("zero_grad", owner)
+            return original(owner, *arguments, **keywords)
+
+        return zero_grad
+
+    patches.around(Optimizer, "zero_grad", zero)
+    patches.around(nn.Module, "zero_grad", zero)
+
+
+def _wrappers(probe: Probe, patches: Patches) -> None:
+    def wrap(original: Original) -> Original:
+        def init(wrapper: DistributedDataParallel, *arguments: Any, **keywords: Any) -> None:
+            original(wrapper, *arguments, **keywords)
+            probe.found(model_of(wrapper, len(probe.models)))
+
+        return init
+
+    patches.around(DistributedDataParallel, "__init__", wrap)
+
+
+def _backward(probe: Probe, patches: Patches) -> None:
+    def make(original: Original) -> Original:
+        def backward(tensors: Any, *arguments: Any, **keywords: Any) -> None:
+            roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+            before = probe.enter("backward")
+            probe.emit("backward_begin", roots)
+            original(tensors, *arguments, **keywords)
+            probe.emit("backward_end", roots)
+            probe.enter(before)
+
+        return backward
+
+    patches.around(torch.autograd, "backward", make)
+
+
+def _schedulers(probe: Probe, patches: Patches) -> None:
+    depth = [0]
+
+    def make(original: Original) -> Original:
+        def step(scheduler: Any, *arguments: Any, **keywords: Any) -> Any:
+            first = not hasattr(scheduler, "_ciuic_made")
+            depth[0] += 1
+            try:
+                result = original(scheduler, *arguments, **keywords)
+            finally:
+                depth[0] -= 1
+            if not depth[0] and not first:
+                probe.emit("scheduler_step", scheduler)
+            return result
+
+        return step
+
+    def made(original: Original) -> Original:
+        def init(scheduler: Any, *arguments: Any, **keywords: Any) -> None:
+            depth[0] += 1
+            try:
+                original(scheduler, *arguments, **keywords)
+            finally:
+                depth[0] -= 1
+            scheduler._ciuic_made = True
+
+        return init
+
+    kinds = [LRScheduler, *_all_below(LRScheduler)]
+    for kind in dict.fromkeys([*kinds, ReduceLROnPlateau]):
+        patches.around(kind, "step", make)
+        patches.around(kind, "__init__", made)
+
+
+def _all_below(kind: type) -> list[type]:
+    return [found for sub in kind.__subclasses__() for found in (sub, *_all_below(sub))]
+
+
+def _scalers(probe: Probe, patches: Patches) -> None:
+    kind = torch.amp.GradScaler
+
+    def scale(original: Original) -> Original:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            result = original(scaler, outputs)
+            if scaler.is_enabled():
+                probe.emit("scaled", scaler, outputs)
+            return result
+
+        return scale
+
+    def unscale(original: Original) -> Original:
+        def unscale_(scaler: Any, optimizer: Optimizer) -> None:
+            original(scaler, optimizer)
+            if scaler.is_enabled():
+                probe.emit("unscaled", scaler, optimizer)
+
+        return unscale_
+
+    def step(original: Original) -> Original:
+        def step(scaler: Any, optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
+            if not scaler.is_enabled():
+                return original(scaler, optimizer, *arguments, **keywords)
+            inner = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
+            attempt = probe.attempt(inner, closure=False, scaler=scaler)
+            result = original(scaler, optimizer, *arguments, **keywords)
+            probe.finish(attempt)  # no step was made: it was skipped
+            return result
+
+        return step
+
+    def update(original: Original) -> Original:
+        def update(scaler: Any, *arguments: Any, **keywords: Any) -> None:
+            before = scaler.get_scale() if scaler.is_enabled() and probe.has("scale_updated") else 0.0
+            original(scaler, *arguments, **keywords)
+            if scaler.is_enabled():
+                probe.emit("scale_updated", scaler, before)
+
+        return update
+
+    for name, make in (("scale", scale), ("unscale_", unscale), ("step", step), ("update", update)):
+        patches.around(kind, name, make)
+
+
+def _clipping(probe: Probe, patches: Patches) -> None:
+    def make(original: Original) -> Original:
+        def clip_grad_norm_(parameters: Any, max_norm: float, *arguments: Any, **keywords: Any) -> Any:
+            given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            norm = original(given, max_norm, *arguments, **keywords)
+            probe.emit("clipped", given, float(max_norm), norm)
+            return norm
+
+        return clip_grad_norm_
+
+    patches.around(nn.utils, "clip_grad_norm_", make)
+    nn.utils.clip_grad.__dict__["clip_grad_norm_"]  # noqa: B018 - the same function lives in two modules
+    patches.around(nn.utils.clip_grad, "clip_grad_norm_", lambda original: nn.utils.clip_grad_norm_)
+
+
+def _states(probe: Probe, patches: Patches) -> None:
+    def load(original: Original) -> Original:
+        def load_state_dict(target: Any, state: Any, *arguments: Any, **keywords: Any) -> Any:
+            before = probe.enter("load")
+            result = original(target, state, *arguments, **keywords)
+            probe.emit("loaded", target, state, result)
+            probe.enter(before)
+            return result
+
+        return load_state_dict
+
+    owners: list[type] = [nn.Module, Optimizer, LRScheduler, *_all_below(LRScheduler), torch.amp.GradScaler]
+    for owner in dict.fromkeys(owners):
+        patches.around(owner, "load_state_dict", load)
+
+    def save(original: Original) -> Original:
+        def save(what: Any, *arguments: Any, **keywords: Any) -> Any:
+            before, began_s = probe.enter("save"), time.perf_counter()
+            result = original(what, *arguments, **keywords)
+            probe.emit("saved", what, time.perf_counter() - began_s)
+            probe.enter(before)
+            return result
+
+        return save
+
+    patches.around(torch, "save", save)
+
+
+def _data(probe: Probe, patches: Patches) -> None:
+    def begin(original: Original) -> Original:
+        def __iter__(loader: Any) -> Any:  # noqa: N807 - it stands for that method
+            probe.emit("loader_begins", loader)
+            found = original(loader)
+            found._ciuic_loader, found._ciuic_batches = loader, 0
+            return found
+
+        return __iter__
+
+    def following(original: Original) -> Original:
+        def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands for that method
+            before, began_s = probe.enter("data"), time.perf_counter()
+            loader = getattr(iterator, "_ciuic_loader", None)
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                probe.emit("loader_ends", loader, getattr(iterator, "_ciuic_batches", 0))
+                raise
+            finally:
+                probe.enter(before)
+            iterator._ciuic_batches = getattr(iterator, "_ciuic_batches", 0) + 1
+            probe.emit("batch", loader, batch, time.perf_counter() - began_s)
+            return batch
+
+        return __next__
+
+    def epoch(original: Original) -> Original:
+        def set_epoch(sampler: Any, number: int) -> None:
+            original(sampler, number)
+            probe.emit("epoch_set", sampler, number)
+
+        return set_epoch
+
+    patches.around(DataLoader, "__iter__", begin)
+    patches.around(_BaseDataLoaderIter, "__next__", following)
+    patches.around(DistributedSampler, "set_epoch", epoch)
+
+
+def initialised() -> bool:
+    """Whether torch.distributed is in use."""
+    return dist.is_available() and dist.is_initialized()

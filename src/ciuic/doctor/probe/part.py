@@ -1,0 +1,170 @@
+"""What a part of the probe sees. A part looks at one class of faults, on its own rank."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ciuic.doctor.record import Facts, Question
+
+if TYPE_CHECKING:
+    from ciuic.doctor.probe.probe import Probe
+
+
+@dataclass(eq=False, kw_only=True)
+class Model:
+    """A module that an optimizer trains, or that was wrapped."""
+
+    index: int
+    module: nn.Module
+    """Without wrappers: names are those of its own parameters."""
+    wrapper: nn.Module | None = None
+    """DistributedDataParallel, when there is one."""
+    kind: str = "plain"
+    """plain, ddp, sharded (FSDP2: parameters are DTensors) or ledger (synchronised by Ciuic between nodes)."""
+    ranks: tuple[int, ...] = ()
+    """That must hold the same parameters, when something says so (a DDP's group, a replicate mesh)."""
+    wrapper_forwards: int = 0
+    """Training forward passes through the wrapper since the last optimizer step."""
+    forwards: int = 0
+    """Training forward passes of the module itself since the last optimizer step."""
+    synced_forwards: int = 0
+    """Of those through the wrapper, the ones after which DDP reduces (not under no_sync)."""
+
+    @property
+    def name(self) -> str:
+        """Its class."""
+        return type(self.module).__name__
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Name and parameter, each parameter once (a tied one under its first name)."""
+        return self.module.named_parameters()
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and buffer."""
+        return self.module.named_buffers()
+
+
+@dataclass(eq=False, kw_only=True)
+class Step:
+    """One attempt of an optimizer to step."""
+
+    optimizer: Optimizer
+    index: int
+    """Of the optimizer, in the order of first steps."""
+    number: int
+    """Attempts so far, from 1."""
+    due: bool
+    """Whether it is sampled: parts look closely at these only, and put what they find into `facts`."""
+    closure: bool
+    """The optimizer was given a closure: gradients belong to this step only after it."""
+    scaler: Any = None
+    """The GradScaler that asked for it."""
+    taken: bool = False
+    """The optimizer has really stepped."""
+    facts: Facts = field(default_factory=dict)
+
+
+@dataclass(eq=False, kw_only=True)
+class Call:
+    """One collective or point-to-point call of the program (DDP's own reductions are not seen here)."""
+
+    name: str
+    """As torch.distributed names it: all_reduce, broadcast, barrier ..."""
+    number: int
+    """Calls of this group so far, from 1."""
+    ranks: tuple[int, ...]
+    """Of the group."""
+    site: str
+    """File, line and function of the program that called."""
+    tensors: tuple[Tensor, ...] = ()
+    """Given to it (inputs and outputs as torch passes them)."""
+    operation: str = ""
+    """SUM, AVG ... where there is one."""
+
+
+class Part:
+    """Override what you need; what is not overridden costs nothing. An event that raises is reported and switched off."""
+
+    def __init__(self, probe: "Probe") -> None:
+        self.probe = probe
+
+    def model_found(self, model: Model) -> None:
+        """Wrapped, given to `watch`, or found at an optimizer's first step."""
+
+    def optimizer_found(self, optimizer: Optimizer, index: int) -> None:
+        """Before its first step; its models are known."""
+
+    def forward_begin(self, model: Model, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """The module itself is called; a DDP has broadcast its buffers."""
+
+    def forward_end(self, model: Model, output: Any) -> None:
+        """The module itself has returned."""
+
+    def backward_begin(self, roots: tuple[Tensor, ...]) -> None:
+        """torch.autograd.backward is called."""
+
+    def backward_end(self, roots: tuple[Tensor, ...]) -> None:
+        """It has returned: gradients are there, reduced where DDP reduces."""
+
+    def before_step(self, step: Step) -> None:
+        """Of every step; look closely only when it is due."""
+
+    def after_step(self, step: Step) -> None:
+        """The optimizer has stepped (step.taken), or a scaler has skipped it."""
+
+    def scheduler_step(self, scheduler: Any) -> None:
+        """A learning-rate scheduler has stepped (not the step in its constructor)."""
+
+    def zero_grad(self, owner: Any) -> None:
+        """An optimizer or module is about to clear gradients."""
+
+    def scaled(self, scaler: Any, loss: Any) -> None:
+        """GradScaler.scale was called."""
+
+    def unscaled(self, scaler: Any, optimizer: Optimizer) -> None:
+        """GradScaler.unscale_ has returned (also when step calls it)."""
+
+    def scale_updated(self, scaler: Any, before: float) -> None:
+        """GradScaler.update has returned; `before` was the scale."""
+
+    def clipped(self, parameters: list[Tensor], limit: float, norm: Any) -> None:
+        """Gradients were clipped to a norm; `norm` is what torch returned (before clipping)."""
+
+    def loaded(self, target: Any, state: Any, result: Any) -> None:
+        """load_state_dict of a module, optimizer, scheduler or scaler has returned."""
+
+    def saved(self, what: Any, wall_s: float) -> None:
+        """torch.save has returned."""
+
+    def batch(self, loader: Any, batch: Any, wait_s: float) -> None:
+        """A DataLoader gave a batch; the loop waited for it so long."""
+
+    def loader_begins(self, loader: Any) -> None:
+        """iter(DataLoader)."""
+
+    def loader_ends(self, loader: Any, batches: int) -> None:
+        """StopIteration."""
+
+    def epoch_set(self, sampler: Any, epoch: int) -> None:
+        """DistributedSampler.set_epoch."""
+
+    def collective_begin(self, call: Call) -> None:
+        """The program calls a collective."""
+
+    def collective_end(self, call: Call) -> None:
+        """The call has returned (the data may still be on its way when it is asynchronous)."""
+
+    def tick(self) -> Facts:
+        """From the probe's own thread, once for each beat: facts for it. Touch no tensor."""
+        return {}
+
+    def answer(self, question: Question) -> Facts | None:
+        """From the probe's own thread: None: not this part's."""
+        return None
+
+    def ends(self) -> Facts:
+        """The program ends: facts for the last message."""
+        return {}

@@ -1,0 +1,199 @@
+"""The probe: gives events to the parts, counts steps, sends records. One for a process."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from ciuic.doctor.probe.courier import Courier
+from ciuic.doctor.probe.discover import find_models
+from ciuic.doctor.probe.part import Model, Part, Step
+from ciuic.doctor.record import Facts, Notice, Question, Record
+from ciuic.doctor.sampling import COST, STEP_TIME, Sampler
+
+FACTS_BYTES_MAX = 1024
+TAKEN = "taken"
+"""Fact of a record: steps that this optimizer really made so far."""
+
+
+class Probe:
+    """`parts` are made by the caller (see `attach`) with this probe."""
+
+    def __init__(self, courier: Courier, *, rank: int, world: int, every: int = 10) -> None:
+        self.rank, self.world = rank, world
+        self.courier = courier
+        self.sampler = Sampler(every=every)
+        self.models: list[Model] = []
+        self.parts: list[Part] = []
+        self.optimizers: list[Optimizer] = []
+        self.phase, self.phase_since_s = "start", time.monotonic()
+        self.step = 0
+        """Attempts of the first optimizer so far."""
+        self._numbers: dict[int, int] = {}
+        self._taken: dict[int, int] = {}
+        self._open: dict[int, Step] = {}
+        self._handlers: dict[str, list[Callable[..., Any]]] = {}
+        self._inside = threading.local()
+        self._cost_ns = 0
+        self._last_s, self._last_number = time.perf_counter(), 0
+
+    # ---- parts -----------------------------------------------------------------------------------------------------
+
+    def add(self, part: Part) -> None:
+        """From now on it gets its events."""
+        self.parts.append(part)
+        for name in vars(Part):
+            if not name.startswith("_") and getattr(type(part), name) is not getattr(Part, name):
+                self._handlers.setdefault(name, []).append(getattr(part, name))
+
+    def has(self, event: str) -> bool:
+        """Whether anybody listens."""
+        return bool(self._handlers.get(event))
+
+    def emit(self, event: str, *arguments: Any) -> None:
+        """To all parts that listen. A part's error is reported and that handler is switched off; never the program's."""
+        handlers = self._handlers.get(event)
+        if not handlers or getattr(self._inside, "now", False):
+            return
+        began_ns = time.thread_time_ns()
+        self._inside.now = True
+        try:
+            for handler in tuple(handlers):
+                try:
+                    handler(*arguments)
+                except Exception as error:  # noqa: BLE001 - a doctor's bug must not end or change the run
+                    handlers.remove(handler)
+                    self._failed(handler, event, error)
+        finally:
+            self._inside.now = False
+            self._cost_ns += time.thread_time_ns() - began_ns
+
+    def gather(self, event: str, *arguments: Any) -> Facts:
+        """The facts that all parts give for a beat or the last message."""
+        found: Facts = {}
+        for handler in tuple(self._handlers.get(event, ())):
+            try:
+                found.update(handler(*arguments) or {})
+            except Exception as error:  # noqa: BLE001 - as in emit
+                self._handlers[event].remove(handler)
+                self._failed(handler, event, error)
+        return found
+
+    def answer(self, question: Question) -> Facts:
+        """From the courier's thread."""
+        for part in self.parts:
+            try:
+                found = part.answer(question)
+            except Exception as error:  # noqa: BLE001 - as in emit
+                self._failed(part.answer, "answer", error)
+                continue
+            if found is not None:
+                return found
+        return {}
+
+    def _failed(self, handler: Callable[..., Any], event: str, error: Exception) -> None:
+        owner = type(getattr(handler, "__self__", handler)).__name__
+        line = error.__traceback__
+        while line is not None and line.tb_next is not None:
+            line = line.tb_next
+        where = f"{line.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{line.tb_lineno}" if line is not None else ""
+        self.note("probe_failed", part=owner, event=event, error=f"{type(error).__name__}: {error} ({where})"[:300])
+
+    # ---- what parts and hooks say ------------------------------------------------------------------------------------
+
+    def note(self, kind: str, **facts: Any) -> None:
+        """Send a rare event now."""
+        self.courier.send(Notice(rank=self.rank, step=self.step, kind=kind, facts=facts))
+
+    def enter(self, phase: str) -> str:
+        """The main thread does something else now; the phase before."""
+        before, self.phase = self.phase, phase
+        self.phase_since_s = time.monotonic()
+        return before
+
+    def model_of(self, module: nn.Module) -> Model | None:
+        """The model that this module, or wrapper, is."""
+        return next((model for model in self.models if module is model.module or module is model.wrapper), None)
+
+    def found(self, model: Model) -> None:
+        """A new model."""
+        self.models.append(model)
+        self.emit("model_found", model)
+
+    def index_of(self, optimizer: Optimizer) -> int:
+        """Of an optimizer; a new one is looked at first."""
+        for index, known in enumerate(self.optimizers):
+            if known is optimizer:
+                return index
+        index = len(self.optimizers)
+        self.optimizers.append(optimizer)
+        for model in find_models(optimizer, self.models):
+            self.found(model)
+        self.emit("optimizer_found", optimizer, index)
+        return index
+
+    # ---- steps: called by the hooks ------------------------------------------------------------------------------------
+
+    def attempt(self, optimizer: Optimizer, *, closure: bool, scaler: Any = None) -> Step:
+        """An optimizer is about to step, or a scaler is about to decide whether it does."""
+        index = self.index_of(optimizer)
+        known = self._open.get(index)
+        if known is not None:  # the scaler has opened it
+            known.closure = closure
+            return known
+        number = self._numbers[index] = self._numbers.get(index, 0) + 1
+        if index == 0:
+            self.step = number
+        due = self.sampler.due(number)
+        step = Step(optimizer=optimizer, index=index, number=number, due=due, closure=closure, scaler=scaler)
+        self._open[index] = step
+        return step
+
+    def finish(self, step: Step) -> None:
+        """It has stepped or was skipped."""
+        if self._open.pop(step.index, None) is None:
+            return
+        if step.taken:
+            self._taken[step.index] = self._taken.get(step.index, 0) + 1
+        self.emit("after_step", step)
+        if step.due:
+            self._send(step)
+        for model in self.models:
+            model.forwards = model.wrapper_forwards = model.synced_forwards = 0
+
+    def _send(self, step: Step) -> None:
+        now_s = time.perf_counter()
+        if step.index == 0:
+            steps = max(1, step.number - self._last_number)
+            step.facts[STEP_TIME] = (now_s - self._last_s) / steps
+            step.facts[COST] = self._cost_ns / 1e9
+            self._last_s, self._last_number, self._cost_ns = now_s, step.number, 0
+        step.facts[TAKEN] = self._taken.get(step.index, 0)
+        record = Record(
+            rank=self.rank, optimizer=step.index, step=step.number, time_s=time.time(), facts=step.facts
+        )
+        self.courier.send(record)
+
+
+def ranks_here() -> tuple[int, int]:
+    """Rank and world of this process as far as torch.distributed knows; 0 and 1 without it."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def site(skip: Iterable[str] = ("torch", "ciuic", "accelerate", "lightning", "pytorch_lightning", "transformers")) -> str:
+    """File, line and function of the nearest frame that belongs to the program."""
+    frame = sys._getframe(1)
+    last = frame
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.partition(".")[0] not in skip and not frame.f_code.co_filename.startswith("<"):
+            return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno} in {frame.f_code.co_name}"
+        last, frame = frame, frame.f_back  # ty: ignore[invalid-assignment]
+    return f"{last.f_code.co_filename.rsplit('/', 1)[-1]}:{last.f_lineno} in {last.f_code.co_name}"

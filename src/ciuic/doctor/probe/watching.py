@@ -1,0 +1,1 @@
+"""`ciuic.doctor.watch`: the doctor in a program that was not started by `ciuic doctor run`."""
