@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from ciuic import __version__
-from ciuic.cli import bench, follow, hub, lab, local, node, nodes, plan, runs
+from ciuic.cli import bench, doctor, follow, hub, lab, local, node, nodes, plan, runs
 from ciuic.cli.output import print_error, print_line
 from ciuic.errors import CiuicError, UsageError
 
@@ -52,6 +52,7 @@ COMMANDS: dict[str, typer.Typer | Callable[..., object]] = {
     "stop": runs.stop,
     "resume": runs.resume,
     "dash": local.dash,
+    "doctor": doctor.app,
     "lab": lab.app,
     "bench": bench.bench,
     "schema": local.schema,

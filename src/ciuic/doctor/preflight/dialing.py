@@ -10,7 +10,7 @@ import socket
 import socketserver
 import threading
 import time
-from typing import BinaryIO
+from io import BufferedRWPair
 
 import msgspec
 
@@ -93,11 +93,14 @@ def dial(to: int, address: str, port: int, token: str) -> Link:
     return Link(to=to, address=where, rtt_s=rtt_s, offset_s=offset_s)
 
 
-def _ping(stream: BinaryIO) -> tuple[float, float]:
+def _ping(stream: BufferedRWPair) -> tuple[float, float]:
     """(round trip, offset) in seconds."""
     began, began_ns = time.perf_counter(), time.time_ns()
     stream.write(b"\n")
     stream.flush()
-    other_ns = int(stream.readline(_LINE))
+    said = stream.readline(_LINE)
+    if not said:
+        raise ConnectionResetError("the connection was closed")
+    other_ns = int(said)
     rtt_s = time.perf_counter() - began
     return rtt_s, (other_ns - began_ns) / 1e9 - rtt_s / 2

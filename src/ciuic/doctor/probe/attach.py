@@ -6,16 +6,15 @@ import sys
 from types import TracebackType
 from typing import Any
 
+from ciuic.doctor.environment import ADDRESS, EVERY, EVERY_DEFAULT, TOKEN
 from ciuic.doctor.probe.calls import Calls
 from ciuic.doctor.probe.courier import Courier
+from ciuic.doctor.probe.later import attach_later
 from ciuic.doctor.probe.hooks import hook_model, install
 from ciuic.doctor.probe.part import Model, Part
 from ciuic.doctor.probe.parts import all_parts
 from ciuic.doctor.probe.patches import Patches
 from ciuic.doctor.probe.probe import Probe
-
-ADDRESS, TOKEN, EVERY = "CIUIC_DOCTOR", "CIUIC_DOCTOR_TOKEN", "CIUIC_DOCTOR_EVERY"
-"""Environment of a rank under `ciuic doctor run`: host:port of the collector, its token, steps from sample to sample."""
 
 
 class _Models(Part):
@@ -39,6 +38,9 @@ class Attached:
 
     def close(self) -> None:
         """Last words to the collector; torch is as it was."""
+        if self not in _HERE:
+            return
+        _HERE.remove(self)
         atexit.unregister(self.close)
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._hook
@@ -49,6 +51,15 @@ class Attached:
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
         self._how = f"{kind.__name__}: {error}".splitlines()[0][:300]
         self._hook(kind, error, trace)
+
+
+_HERE: list[Attached] = []
+"""The one of this process, while it looks; a list because it begins and ends."""
+
+
+def attached() -> Attached | None:
+    """The probe of this process, when there is one."""
+    return _HERE[-1] if _HERE else None
 
 
 def attach(address: tuple[str, int], token: str, *, rank: int, world: int, every: int = 10) -> Attached:
@@ -63,14 +74,26 @@ def attach(address: tuple[str, int], token: str, *, rank: int, world: int, every
         probe.add(part)
     Calls(probe, patches)
     courier.start(probe)
-    return Attached(probe, patches)
+    found = Attached(probe, patches)
+    _HERE.append(found)
+    return found
 
 
-def attach_from_environment() -> Attached | None:
-    """What sitecustomize calls once torch is imported; None outside a rank of `ciuic doctor run`."""
+def attach_from_environment() -> None:
+    """What sitecustomize calls once torch is imported.
+
+    A rank of torchrun is attached at once. Any other process is attached when it shows that it trains: it joins a
+    process group, or an optimizer makes its first step.
+    """
     host, _, port = os.environ.get(ADDRESS, "").rpartition(":")
     if not host or not port.isdecimal():
-        return None
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    token, every = os.environ.get(TOKEN, ""), int(os.environ.get(EVERY, "10"))
-    return attach((host, int(port)), token, rank=rank, world=world, every=every)
+        return
+    token, every = os.environ.get(TOKEN, ""), int(os.environ.get(EVERY, "") or EVERY_DEFAULT)
+
+    def start(rank: int, world: int) -> None:
+        attach((host, int(port)), token, rank=rank, world=world, every=every)
+
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        start(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    else:
+        attach_later(start)
