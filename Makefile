@@ -4,7 +4,7 @@
 #   make lint | format | docs | bench | soak | install | clean
 
 PYTHON ?= python3
-WORKERS ?= 2
+WORKERS ?= 3
 SOAK_RUNS ?= 20
 SOAK_DURATION ?= 2h
 SOAK_SEED ?= 1
@@ -29,11 +29,12 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py src/ciuic/codec/kernel.c
 demo: $(STAMP)
 	$(BIN)/ciuic demo
 
-# Tests marked `alone` measure time or use every core, so nothing runs beside them. Many tests start a dozen processes on
-# two cores: one that fails is run again, twice at most, and the summary names it (R).
+# Tests marked `alone` measure time or use every core, so nothing runs beside them. Many tests start a dozen processes, and
+# many wait: three at a time keep two cores busy, and who has nothing left takes from who has (worksteal). One that fails
+# is run again, twice at most, and the summary names it (R).
 RERUN := --reruns 2 --reruns-delay 1 -rR
 test: lint docs browser
-	$(BIN)/python -m pytest -n $(WORKERS) $(RERUN) -m "not alone"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(RERUN) -m "not alone"
 	$(BIN)/python -m pytest $(RERUN) -m alone
 
 browser:
@@ -58,7 +59,8 @@ docs: $(STAMP)
 bench: $(STAMP)
 	for name in codec hub ddp sync learning; do $(BIN)/ciuic bench $$name || exit 1; done
 
-# The tests of failures again and again, a million fuzzed messages, and hours in which something fails all the time.
+# The tests of failures again and again, every test once at full length (--hypothesis-profile=soak), a million fuzzed
+# messages, and hours in which something fails all the time.
 soak: $(STAMP)
 	$(BIN)/python tests/soak.py --repeat $(SOAK_RUNS) --duration $(SOAK_DURATION) --seed $(SOAK_SEED) --workers $(WORKERS)
 

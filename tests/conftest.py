@@ -1,11 +1,16 @@
-"""What holds for every test: a home of its own, and hypothesis without wall-clock deadlines (two busy cores)."""
+"""What holds for every test: a home of its own, and hypothesis without wall-clock deadlines (two busy cores).
+
+`--hypothesis-profile=soak` looks further; `make soak` does.
+"""
 
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("ciuic", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+PROFILE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("ciuic", PROFILE)
+settings.register_profile("soak", PROFILE, max_examples=500)
 settings.load_profile("ciuic")
 
 

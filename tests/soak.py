@@ -2,6 +2,8 @@
 
     python tests/soak.py --repeat 20 --fuzz 1000000 --duration 2h --every 30s --seed 1
 
+The part `long` is every test once under the hypothesis profile `soak`: many more examples, programs that are not forked
+from warmed processes, a hub that is away for two minutes, a payload of 1 GiB.
 Each part writes its own log to the folder; a part that fails does not keep the others from running.
 """
 
@@ -48,6 +50,9 @@ def parts(options: argparse.Namespace) -> Iterator[Part]:
     pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-n", str(options.workers), "-m", "not alone", *files]
     for number in range(1, options.repeat + 1):
         yield Part(name=f"tests-{number}", command=pytest)
+    patient = ["-q", "--hypothesis-profile=soak", "--timeout=7200", "-n", str(options.workers), "-m", "not alone"]
+    if options.repeat:
+        yield Part(name="long", command=[sys.executable, "-m", "pytest", *patient, str(TESTS)])
     fuzz = [sys.executable, str(TESTS / "support" / "fuzz_run.py"), "--cases", str(options.fuzz)]
     if options.fuzz:
         yield Part(name="fuzz", command=[*fuzz, "--seed", str(options.seed)])

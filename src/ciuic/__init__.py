@@ -25,7 +25,8 @@ from ciuic.errors import (
 if TYPE_CHECKING:
     from ciuic.network import CiuicNodeNetwork
     from ciuic.parameter_server import AsyncParameterServer
-    from ciuic.train.session import Run, join
+    from ciuic.train.joining import join
+    from ciuic.train.session import Run
 
 __version__ = "0.1.0"
 
@@ -49,7 +50,7 @@ _LAZY = {
     "AsyncParameterServer": "ciuic.parameter_server",
     "CiuicNodeNetwork": "ciuic.network",
     "Run": "ciuic.train.session",
-    "join": "ciuic.train.session",
+    "join": "ciuic.train.joining",
 }
 
 

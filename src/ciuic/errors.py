@@ -241,8 +241,14 @@ class CannotCatchUpError(RunFailedError):
     code = "CIUIC-603"
 
 
+class RankMissingError(RunFailedError):
+    """A rank did not come to a decision that all ranks take together; it is named."""
+
+    code = "CIUIC-604"
+
+
 class CheckFailedError(RunFailedError):
-    """A self-check (`ciuic node check`, the demo's verdict) did not hold."""
+    """A self-check (`ciuic node check`, `ciuic doctor preflight`, the demo's verdict) did not hold."""
 
     code = "CIUIC-602"
 

@@ -12,6 +12,7 @@ import pytest
 from support.cli_world import CliWorld, interrupt
 
 import ciuic as package
+from ciuic.bench.__main__ import main as bench_main
 from ciuic.job import Job, job_schema
 from ciuic.net.messages import (
     CreateTokenReply,
@@ -164,11 +165,23 @@ def test_sync_without_a_change_says_what_to_give(world: CliWorld) -> None:
     assert "--policy, --interval or --compression" in done.stderr
 
 
-def test_the_options_of_a_benchmark_are_its_own(world: CliWorld) -> None:
+def test_the_options_of_a_benchmark_are_its_own(
+    world: CliWorld, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ciuic.bench.__main__.NAMES", {"hub": "the others import torch"})
     listed = world.ciuic("bench").stdout
     assert all(name in listed for name in ("codec", "sync", "learning", "ddp", "hub"))
-    assert "--rounds" in world.ciuic("bench", "hub", "--help").stdout
-    assert world.ciuic("bench", "nosuch").returncode == 2
+    assert "--rounds" in world.program("bench", "hub", "--help").stdout
+    with pytest.raises(SystemExit, match="2"):
+        bench_main(["nosuch"])
+    assert "nosuch" in capsys.readouterr().err
+
+
+def test_a_benchmark_that_fails_gives_the_program_its_exit_code(
+    world: CliWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    assert world.ciuic("bench", "hub").returncode == 1
 
 
 def test_run_detached_submits_the_resolved_job_and_prints_the_run(world: CliWorld, tmp_path: Path) -> None:
@@ -323,7 +336,8 @@ def test_node_check_shows_each_step_of_the_way_to_the_hub(world: CliWorld) -> No
     assert set(states.values()) == {"ok"}
 
 
-def test_node_check_fails_loudly_when_the_hub_is_not_there(world: CliWorld) -> None:
+def test_node_check_fails_loudly_when_the_hub_is_not_there(world: CliWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ciuic.node.check.check_devices", list)  # the check before has imported torch
     world.close()
     done = world.ciuic("node", "check", world.hub.url, "--json")
     assert done.returncode == 7
@@ -334,7 +348,7 @@ def test_node_check_fails_loudly_when_the_hub_is_not_there(world: CliWorld) -> N
 def test_commands_of_one_moment_do_not_disturb_each_other(world: CliWorld) -> None:
     world.on("GET", "/v1/nodes", [a_node()])
     results: list[int] = []
-    threads = [threading.Thread(target=lambda: results.append(world.ciuic("nodes").returncode)) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: results.append(world.program("nodes").returncode)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

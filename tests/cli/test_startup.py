@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cli_world import ciuic, command, program_environment
+from support.cli_world import command, program, program_environment
 
 from ciuic.cli.main import COMMANDS
 
@@ -47,20 +47,20 @@ def test_help_imports_no_torch_and_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("words", EVERY_COMMAND, ids=" ".join)
 def test_every_command_explains_itself(words: tuple[str, ...]) -> None:
-    done = ciuic(*words, "--help", environment=program_environment())
+    done = program(*words, "--help", environment=program_environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"Usage: ciuic {' '.join(words)}")
     assert len(done.stdout.splitlines()) > 3
 
 
 def test_help_lists_the_commands_in_reading_order() -> None:
-    text = ciuic("-h", environment=program_environment()).stdout
+    text = program("-h", environment=program_environment()).stdout
     listed = [line.split()[0] for line in text.partition("Commands:")[2].splitlines() if line.strip()]
     assert listed == list(COMMANDS)
 
 
 def test_the_program_alone_shows_its_help() -> None:
-    done = ciuic(environment=program_environment())
+    done = program(environment=program_environment())
     assert done.returncode == 0
     assert "Usage: ciuic" in done.stdout
 
@@ -69,4 +69,4 @@ def test_the_shell_completes_commands() -> None:
     environment = program_environment(
         _CIUIC_COMPLETE="complete_bash", COMP_WORDS="ciuic st", COMP_CWORD="1", PATH=os.environ["PATH"]
     )
-    assert ciuic(environment=environment).stdout.split() == ["status", "stop"]
+    assert program(environment=environment).stdout.split() == ["status", "stop"]

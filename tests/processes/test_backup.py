@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, wait_for
-from support.cli_world import Done, ciuic, program_environment
+from support.cli_world import Done, program, program_environment
 from training_jobs import hurry, script_job, trained
 
 from ciuic.hub.keeping.backup import ALLOWED, KIND
@@ -20,7 +20,7 @@ TOTAL = 4_000
 
 
 def operator(home: Path, *arguments: str) -> Done:
-    done = ciuic(*arguments, environment=program_environment(CIUIC_HOME=str(home)))
+    done = program(*arguments, environment=program_environment(CIUIC_HOME=str(home)))
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -100,7 +100,7 @@ def test_a_run_of_a_hub_that_lost_everything_is_rebuilt_from_a_nodes_copy_and_en
         assert (info.state, info.versions, info.digests) == ("stopped", done["versions"], done["digests"])
         assert 0 < info.samples.committed == done["committed"]
         assert any("momentum" in sentence for sentence in done["lost"])
-        again = ciuic("hub", "rebuild", str(file), environment=program_environment(CIUIC_HOME=str(cluster.home)))
+        again = program("hub", "rebuild", str(file), environment=program_environment(CIUIC_HOME=str(cluster.home)))
         assert "has a run tiny-1 already" in again.stderr
 
         for node in nodes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.cli_world import Done, ciuic, command, program_environment
+from support.cli_world import Done, command, program, program_environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class RunningHub:
     home: Path
 
     def ciuic(self, *arguments: str) -> Done:
-        return ciuic(*arguments, environment=program_environment(CIUIC_HOME=str(self.home)))
+        return program(*arguments, environment=program_environment(CIUIC_HOME=str(self.home)))
 
 
 def start(home: Path) -> RunningHub:
@@ -102,7 +102,7 @@ def test_a_second_hub_in_the_same_home_is_refused(hub: RunningHub) -> None:
 
 def test_a_used_port_is_named_with_the_way_out(hub: RunningHub, tmp_path: Path) -> None:
     port = hub.url.rpartition(":")[2]
-    done = ciuic(
+    done = program(
         "hub", "start", "--host", "127.0.0.1", "--port", port,
         environment=program_environment(CIUIC_HOME=str(tmp_path / "other")),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hub_process import HubProcess
-from support.cli_world import Done, ciuic, program_environment
+from support.cli_world import Done, program, program_environment
 
 from ciuic.errors import CiuicError
 
@@ -19,7 +19,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
 
 
 def run_cli(hub: HubProcess, *arguments: str, home: Path | None = None) -> Done:
-    return ciuic(*arguments, environment=program_environment(CIUIC_HOME=str(home or hub.home)))
+    return program(*arguments, environment=program_environment(CIUIC_HOME=str(home or hub.home)))
 
 
 def test_a_removed_run_is_gone_with_its_files_and_its_number_is_not_used_again(hub: HubProcess) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli_world import Done, ciuic, command, program_environment
+from support.cli_world import Done, command, program, program_environment
 from support.net_server import SmallHub
 
 JOIN = ("--location", "us-west", "--claim", "gpu=8")
@@ -36,7 +36,7 @@ def start_agent(hub: SmallHub, environment: dict[str, str]) -> subprocess.Popen[
 
 
 def leave(environment: dict[str, str], *more: str) -> Done:
-    return ciuic("node", "leave", *more, environment=environment)
+    return program("node", "leave", *more, environment=environment)
 
 
 def test_a_node_joins_with_a_token_from_the_environment_and_leaves_on_command(
@@ -68,14 +68,14 @@ def test_a_node_whose_agent_is_gone_leaves_by_itself(hub: SmallHub, environment:
 
 
 def test_joining_without_a_token_says_where_to_get_one(hub: SmallHub, environment: dict[str, str]) -> None:
-    done = ciuic("node", "join", hub.url, *JOIN, environment=environment)
+    done = program("node", "join", hub.url, *JOIN, environment=environment)
     assert done.returncode == 3
     assert "error[CIUIC-201]" in done.stderr
     assert "ciuic hub token create" in done.stderr
 
 
 def test_a_wrong_token_is_refused_in_three_lines(hub: SmallHub, environment: dict[str, str]) -> None:
-    done = ciuic("node", "join", hub.url, *JOIN, environment={**environment, "CIUIC_TOKEN": "ciuic1.xyz"})
+    done = program("node", "join", hub.url, *JOIN, environment={**environment, "CIUIC_TOKEN": "ciuic1.xyz"})
     assert done.returncode == 3
     assert done.stderr.startswith("error[CIUIC-201]: ")
     assert "Traceback" not in done.stderr

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, Node, wait_for
+from examples import is_soak
 from training_jobs import entries, hurry, script_job, trained, without_gaps
 
 from ciuic.lab.links import Link
 from ciuic.lab.relay import LinkRelay
 from ciuic.net.messages import NodeInRun
 
-TOTAL = 16_000
-AWAY_S = 15.0
-"""How long the hub is away; the job says that it may be 20 s."""
+AWAY_S = 120.0 if is_soak() else 15.0
+"""How long the hub is away: two minutes in a soak. The job says that it may be 5 s more."""
+TOTAL = 40_000 if is_soak() else 16_000
 DEADLINE_S = 2.0
 
 
@@ -33,7 +34,7 @@ class World:
         cluster.nodes["c"].url = f"https://127.0.0.1:{relay.address[1]}"
         cluster.add_nodes("a", "b", "c")
         options = ("--batch", 4, "--step-s", 0.2)
-        faults = {"grace": "6 s", "outage": "20 s"}
+        faults = {"grace": "6 s", "outage": f"{AWAY_S + 5:g} s"}
         sync = {"interval": 5, "deadline": DEADLINE_S, "max_staleness": 200}
         self.run = cluster.submit(
             script_job(self.records, *options, nodes=3, samples=TOTAL, sync=sync, fault=faults)

@@ -15,6 +15,7 @@ from hub_process import HubProcess, eventually
 
 from ciuic.errors import (
     CertificateError,
+    CiuicError,
     ConflictError,
     NotFoundError,
     ProtocolError,
@@ -24,6 +25,8 @@ from ciuic.errors import (
     UnreachableError,
     UsageError,
 )
+from ciuic.lab.links import Link
+from ciuic.lab.relay import LinkRelay
 from ciuic.net.client import HubClient, join_network
 from ciuic.net.messages import (
     CreateTokenRequest,
@@ -250,6 +253,41 @@ def test_eviction_ends_a_held_heartbeat(hub: HubProcess) -> None:
     hub.operator().call("POST", f"/v1/nodes/{node.node_id}/evict", None, Ok)
     thread.join(timeout=10)
     assert isinstance(outcome[0], CertificateError)
+
+
+def test_a_late_heartbeat_does_not_revive_an_evicted_node(hub: HubProcess) -> None:
+    """It was sent before the eviction, over a slow link; one more comes afterwards, and one of a new process."""
+    node = hub.join("late")
+    node.beat()
+    authority = (hub.home / "operator" / "authority.pem").read_bytes()
+    link = Link(name="slow", up_bits_per_s=1e9, down_bits_per_s=1e9, one_way_delay_s=0.0)
+    outcome: list[object] = []
+    with LinkRelay(link, ("127.0.0.1", hub.port)) as relay:
+        url = f"https://127.0.0.1:{relay.address[1]}"
+        far = HubClient(url, authority, node.folder / "node.pem", node.folder / "node.key", "control")
+        hub.clients.append(far)
+        node.beat(client=far)
+        relay.set_down(True)
+
+        def beat() -> None:
+            try:
+                outcome.append(node.beat(client=far))
+            except CiuicError as error:
+                outcome.append(error)
+
+        late = threading.Thread(target=beat)
+        late.start()
+        eventually(lambda: node.sequence == 3)
+        hub.operator().call("POST", f"/v1/nodes/{node.node_id}/evict", None, Ok)
+        relay.set_down(False)
+        late.join(timeout=60)
+    assert isinstance(outcome[0], CertificateError), outcome
+    for incarnation in ("agent-1", "agent-2"):
+        with pytest.raises(CertificateError, match="evicted"):
+            node.beat(incarnation=incarnation)
+    assert hub.nodes()[node.node_id].state == "evicted"
+    told = [event.kind for event in hub.events() if event.node_id == node.node_id]
+    assert set(told[told.index("node.evicted") :]) <= {"node.evicted", "certificate.revoked"}, told
 
 
 def test_evicting_nobody_is_a_clear_error(hub: HubProcess) -> None:

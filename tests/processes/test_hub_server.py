@@ -284,7 +284,12 @@ def test_slow_callers_do_not_hold_up_the_others(hub: HubProcess) -> None:
             stream.close()
 
 
-def test_a_stranger_whose_body_dribbles_in_is_cut_off(hub: HubProcess) -> None:
+def test_a_stranger_whose_body_dribbles_in_is_cut_off(tmp_path: Path) -> None:
+    with HubProcess(tmp_path / "home", constants={"ciuic.hub.protocol.REQUEST_S": 4.0}) as hub:
+        _dribble(hub)
+
+
+def _dribble(hub: HubProcess) -> None:
     stream = raw_connection(hub)
     stream.settimeout(0.5)
     stream.sendall(b"POST /v1/join HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")

@@ -121,8 +121,8 @@ def test_a_stranger_who_sends_a_body_all_the_same_is_cut_off(hub: HubProcess) ->
     assert psutil.Process(hub.pid).memory_info().rss - memory < 16 << 20
 
 
-def test_a_connection_that_says_nothing_is_ended(hub: HubProcess) -> None:
-    with dial(hub) as stream:
+def test_a_connection_that_says_nothing_is_ended(tmp_path: Path) -> None:
+    with HubProcess(tmp_path / "home", constants={"ciuic.hub.protocol.REQUEST_S": 4.0}) as hub, dial(hub) as stream:
         assert until_closed(stream, within_s=60.0) < 60.0
 
 

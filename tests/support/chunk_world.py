@@ -18,6 +18,7 @@ from ciuic.hub.api.events import Board
 from ciuic.hub.api.spool import Spool, Upload
 from ciuic.hub.port import PortServer, ServerFiles, listening
 from ciuic.hub.run.courtesy import Courtesy, SnapshotResponse
+from ciuic.ledger.files import Spooled
 from ciuic.net.chunks import Buffer, Manifest
 from ciuic.net.exchange import Exchange
 from ciuic.net.messages import PushReply
@@ -118,7 +119,7 @@ class ChunkWorld:
     async def expect(self, call: Call, manifest: Manifest) -> None:
         """Everything is wanted."""
 
-    async def take(self, call: Call, manifest: Manifest, frame: bytes) -> PushReply | None:
+    async def take(self, call: Call, manifest: Manifest, frame: bytes, spooled: Spooled) -> PushReply | None:
         if self.refusals:
             raise self.refusals.pop()
         self.taken.append(frame)

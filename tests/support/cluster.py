@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import psutil
+from warm import warm_popen
 
 import ciuic
 from ciuic.errors import UnreachableError
@@ -64,16 +65,20 @@ def wait_for(what: Callable[[], T | None], said: str, *, within_s: float = DEADL
 class Process:
     """One program of ours with a log, in a process group of its own."""
 
-    def __init__(self, name: str, log: Path, arguments: list[str], environment: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, log: Path, arguments: list[str], environment: dict[str, str], *, warm: bool = True
+    ) -> None:
+        """`warm`: see `warm.py`; what changes an interpreter from its start on needs a real one."""
         self.name, self.log = name, log
         with log.open("wb") as out:
-            self.popen = subprocess.Popen(
+            self.popen = warm_popen(
                 [sys.executable, "-P", "-m", "ciuic.cli.main", *arguments],
-                stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
+                forks_workers=arguments[:2] == ["node", "join"],
+                warm=warm,
             )
 
     @property
@@ -109,6 +114,7 @@ class Node:
 
         `direct`: where it listens for other nodes.
         """
+        warm = not environment
         if not self.starts:
             environment["CIUIC_TOKEN"] = self.cluster.token()
         home = self.cluster.folder / f"node-{self.name}"
@@ -116,7 +122,8 @@ class Node:
         arguments += ["--allow-code"] if allow_code else []
         arguments += ["--direct", direct] if direct else []
         log = self.cluster.folder / f"{self.name}-{len(self.starts)}.log"
-        self.starts.append(Process(self.name, log, arguments, self.cluster.environment(**environment)))
+        made = self.cluster.environment(**environment)
+        self.starts.append(Process(self.name, log, arguments, made, warm=warm))
         return self
 
     @property

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TypeVar
 
 import msgspec
+from warm import Started, warm_popen
 
 from ciuic.errors import CiuicError
 from ciuic.net.client import HubClient, join_network
@@ -34,6 +35,7 @@ from ciuic.net.messages import (
 T = TypeVar("T")
 
 PROGRAM = """
+import importlib
 import sys
 from pathlib import Path
 from ciuic.hub.config import HubConfig
@@ -42,6 +44,8 @@ from ciuic.hub.access.limits import LimitSettings
 home, port, settings = Path(sys.argv[1]), int(sys.argv[2]), eval(sys.argv[3], {})
 if "limits" in settings:
     settings["limits"] = LimitSettings(**settings["limits"])
+for place, value in settings.pop("constants", {}).items():
+    setattr(importlib.import_module(place.rpartition(".")[0]), place.rpartition(".")[2], value)
 sys.exit(serve(HubConfig(home=home, host="127.0.0.1", port=port, **settings)))
 """
 READY_S = 60.0
@@ -63,12 +67,13 @@ class HubProcess:
     """Start, kill, stop, restart: always in the same folder and, after the first start, on the same port."""
 
     def __init__(self, home: Path, **settings: object) -> None:
+        """`settings`: of HubConfig; `constants`: "ciuic.module.NAME" and its value, for whoever cannot wait."""
         self.home = home
         self.port = 0
         self.settings = settings
         self.lines: queue.Queue[str] = queue.Queue()
         self.ready_line = ""
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Started | None = None
         self.stderr = home.parent / f"{home.name}.stderr"
         self.clients: list[HubClient] = []
 
@@ -85,7 +90,7 @@ class HubProcess:
     def start(self) -> None:
         command = [sys.executable, "-c", PROGRAM, str(self.home), str(self.port), repr(self.settings)]
         with self.stderr.open("a") as stderr:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+            self.process = warm_popen(command, stdout=subprocess.PIPE, stderr=stderr, env=dict(os.environ))
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
         try:
             self.ready_line = self.lines.get(timeout=READY_S)
@@ -96,7 +101,7 @@ class HubProcess:
             raise AssertionError(f"the hub did not start: {self.ready_line!r} {self.stderr.read_text()}")
         self.port = int(self.url.rsplit(":", 1)[1])
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _read(self, process: Started) -> None:
         if process.stdout is not None:
             with process.stdout:
                 for line in process.stdout:

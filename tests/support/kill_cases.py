@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from examples import is_soak
 from kill_hub import hub_is_killed_at_every_write_point
 from kill_points import all_received, ended, fork, killed_after
 from rounds_world import Rounds
@@ -258,6 +259,7 @@ def run_case(name: str) -> None:
         command = ["unshare", "--user", "--map-root-user", "--mount", *command]
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        environment |= {"CIUIC_KILL_EVERY": "1"} if is_soak() else {}
         try:
             done = subprocess.run([*command, folder], env=environment, capture_output=True, text=True, timeout=120)
         except FileNotFoundError:

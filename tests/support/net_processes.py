@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from net_server import DEADLINE_S
+from warm import warm_popen
 
 import ciuic
 
@@ -63,11 +64,8 @@ class AgentProcess:
         self.log = home / f"agent-{time.monotonic_ns()}.log"
         home.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(SUPPORT / "net_agent.py"), json.dumps(config)],
-                stdin=subprocess.DEVNULL,
-                stderr=log,
-                env=environment,
+            self.process = warm_popen(
+                [sys.executable, str(SUPPORT / "net_agent.py"), json.dumps(config)], stderr=log, env=environment
             )
 
     def pids(self, run_id: str) -> list[int]:

@@ -7,5 +7,6 @@ NAMES: dict[str, str] = {
     "links": "how much of a long link a push uses, beside one plain TCP stream",
     "learning": "held-out loss of modes, codecs and intervals",
     "ddp": "the DDP hook beside plain DDP and torch's own hooks",
+    "doctor": "what the doctor finds on the fault zoo, false alarms, and what looking costs",
     "hub": "bytes per core-second through the hub, beside a bare TLS socket",
 }

@@ -19,6 +19,7 @@ AFTER_S = 15.0
 BEGIN_S = 180.0
 REJOIN_S = 120.0
 VICTIM = "ap"
+EVENTS = ("kill", "rejoin", "silence", "hub-away")
 _POLL_S = 0.1
 _MANY_SAMPLES = 60_000
 
@@ -43,6 +44,10 @@ class Trial:
     deadline_s: float
     seed: int
     nice: int
+    only: str = ""
+    """One of EVENTS and what it needs; empty: all."""
+    rejoins: int = 1
+    """So often ap is killed and comes back."""
 
 
 def run_trial(sites: Sites, trial: Trial, folder: Path, tell: Callable[[str], object]) -> dict[str, Any]:
@@ -61,6 +66,7 @@ def run_trial(sites: Sites, trial: Trial, folder: Path, tell: Callable[[str], ob
             "stop_s": trial.stop_s,
             "deadline_s": trial.deadline_s,
             "marks": case.marks,
+            "rejoin_timelines": case.timelines,
             "steps": case.step_points(),
         }
         return found
@@ -76,11 +82,16 @@ class _Case:
         self.marks: list[tuple[float, str]] = []
         """(seconds since the begin, what was done)."""
         self.latest: dict[str, Any] = {}
+        self.timelines: list[list[tuple[float, str]]] = []
+        """Of each return: (seconds since torch was imported, what the joiner did)."""
         self._began_s = 0.0
 
     def events(self) -> dict[str, Callable[[], dict[str, Any]]]:
         """In this order."""
-        return {"kill": self._kill, "rejoin": self._rejoin, "silence": self._silence, "hub away": self._hub_away}
+        every = {"kill": self._kill, "rejoin": self._rejoins, "silence": self._silence, "hub-away": self._hub_away}
+        only = self._trial.only
+        needed = ("kill", "rejoin") if only == "rejoin" else (only,)
+        return {name: event for name, event in every.items() if not only or name in needed}
 
     # ---- the beginning
 
@@ -116,6 +127,19 @@ class _Case:
             kill_survivor_lost_steps=self._lost_steps(before),
         )
 
+    def _rejoins(self) -> dict[str, Any]:
+        """Once or several times; the worst of them counts."""
+        found = [self._rejoin()]
+        while len(found) < self._trial.rejoins:
+            self._network.kill(VICTIM)
+            self._wait(AFTER_S / 3)
+            found.append(self._rejoin())
+        worst = max(found, key=lambda one: one["rejoin_s"])
+        slowdown = max(one["heal_survivor_slowdown"] for one in found)
+        return self._found(
+            **worst | {"heal_survivor_slowdown": slowdown, "rejoins_s": [one["rejoin_s"] for one in found]}
+        )
+
     def _rejoin(self) -> dict[str, Any]:
         earlier = self._in_run(VICTIM)
         since_s = self._mark("ap comes back")
@@ -130,13 +154,14 @@ class _Case:
         slowdown = usual_step_s(self._survivors(), healing) / self.usual_s
         transfer_s = 4 * 8 * sum(p.numel() for p in task.make_model(0).parameters()) / self._trial.bits_per_s
         self._wait(AFTER_S / 2)
-        return self._found(
-            rejoin_s=round(counted_s - imported_s, 2),
-            rejoin_from_start_s=round(counted_s - since_s, 2),
-            transfer_s=round(transfer_s, 2),
-            rejoin_limit_s=round(Limits.transfers * transfer_s + Limits.rejoin_s, 2),
-            heal_survivor_slowdown=round(slowdown, 4),
-        )
+        self.timelines.append(self._log(VICTIM).timeline(imported_s, counted_s))
+        return {
+            "rejoin_s": round(counted_s - imported_s, 2),
+            "rejoin_from_start_s": round(counted_s - since_s, 2),
+            "transfer_s": round(transfer_s, 2),
+            "rejoin_limit_s": round(Limits.transfers * transfer_s + Limits.rejoin_s, 2),
+            "heal_survivor_slowdown": round(slowdown, 4),
+        }
 
     def _silence(self) -> dict[str, Any]:
         before = self._survivors_in_run()

@@ -34,6 +34,11 @@ class SiteLog:
         """When an event first happened after a time."""
         return next((x["at_s"] for x in self.lines if x["event"] == event and x["at_s"] > after_s), None)
 
+    def timeline(self, start_s: float, stop_s: float) -> list[tuple[float, str]]:
+        """What its process did between two times: (seconds since the first one, what)."""
+        within = [x for x in self.lines if start_s <= x["at_s"] <= stop_s]
+        return [(round(x["at_s"] - start_s, 2), x.get("text", x["event"])) for x in within]
+
     def steps(self, window: Window) -> list[float]:
         """Lengths in seconds of the steps that touch a window, between two ends of steps of one process.
 

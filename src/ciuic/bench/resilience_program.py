@@ -1,7 +1,7 @@
 """The training program of `ciuic bench resilience`: the model of `ciuic bench sync`, one step per `--pace-s` seconds.
 
-Each process adds lines to the file of its site: when torch was imported, when training began, every step. Times are of
-the machine's monotonic clock, so those of all sites compare.
+Each process adds lines to the file of its site: when torch was imported, when training began, every step, and what
+Ciuic logs in between (event `log`). Times are of the machine's monotonic clock, so those of all sites compare.
 """
 
 import time
@@ -10,8 +10,10 @@ _STARTED_S = time.monotonic()
 
 import argparse  # noqa: E402 - the time before the imports counts
 import json  # noqa: E402
+import logging  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
+from collections.abc import Callable  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import torch  # noqa: E402
@@ -21,6 +23,17 @@ from torch.utils.data import DataLoader  # noqa: E402
 import ciuic  # noqa: E402
 from ciuic.bench import sync_task as task  # noqa: E402
 from ciuic.lab.switch_enter import set_nice  # noqa: E402
+
+
+class Timeline(logging.Handler):
+    """What Ciuic logs, debug lines included, goes to `tell`."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        super().__init__(logging.DEBUG)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(event="log", text=f"{record.threadName}: {record.getMessage()}")
 
 
 def main() -> int:
@@ -41,10 +54,15 @@ def main() -> int:
             lines.write(json.dumps({"pid": os.getpid(), "at_s": time.monotonic(), **fields}) + "\n")
 
         tell(event="imported", at_s=imported_s, import_s=round(imported_s - _STARTED_S, 3))
+        log = logging.getLogger("ciuic")
+        log.setLevel(logging.DEBUG)
+        log.addHandler(Timeline(tell))
+        run = ciuic.join()
         data = task.load()
+        tell(event="log", text="data loaded")
         model = task.make_model(options.seed)
         optimizer = task.make_optimizer(model)
-        run = ciuic.join()
+        tell(event="log", text="model made")
         model, optimizer, loader = run.prepare(model, optimizer, DataLoader(data.train, batch_size=task.BATCH))
         for step, batch in enumerate(loader):
             if step == 0:

@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from ciuic.cli.doctor_preflight import preflight
 from ciuic.cli.output import Grid, JsonOption, print_grid, print_json, print_line, print_note
 from ciuic.errors import UsageError
 
 app = typer.Typer(name="doctor", no_args_is_help=True, help="Name the cause when distributed training misbehaves.")
 PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+app.command("preflight")(preflight)
 
 
 @app.command("run", context_settings=PASSES_ON)

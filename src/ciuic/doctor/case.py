@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ciuic.doctor.finding import Blind, Finding
-from ciuic.doctor.record import Beat, Facts, Hello, Record
+from ciuic.doctor.finding import Blind, Finding, Revised
+from ciuic.doctor.record import Beat, Bye, Facts, Hello, Record
 
 ROUNDS_HELD = 64
 """Of each optimizer."""
@@ -79,12 +79,16 @@ class Case:
     """When anything came from the rank, of the collector's clock (monotonic)."""
     latest: dict[int, Record] = field(default_factory=dict)
     """The newest record of each rank."""
+    byes: dict[int, Bye] = field(default_factory=dict)
+    """Last words of each rank that had any."""
     gone: dict[int, str] = field(default_factory=dict)
     """Ranks that have left: `end`, an exception's line, or `cut` (the connection ended without a word)."""
     rounds: dict[tuple[int, int], Round] = field(default_factory=dict)
     """By optimizer and step; the newest ROUNDS_HELD of each optimizer."""
     findings: dict[tuple[str, tuple[str, ...]], Finding] = field(default_factory=dict)
     blind: list[Blind] = field(default_factory=list)
+    exit_code: int | None = None
+    """Of the command that was run, when the collector was told before it was closed."""
     _order: dict[int, deque[int]] = field(default_factory=dict)
 
     def round_of(self, record: Record, now_s: float) -> Round:
@@ -111,35 +115,35 @@ class Case:
 class Rule:
     """Looks at one class of faults. A rule keeps its own memory; each method yields what it found."""
 
-    def hello(self, case: Case, hello: Hello) -> Iterable[Finding | Blind]:
+    def hello(self, case: Case, hello: Hello) -> Iterable[Finding | Blind | Revised]:
         """A rank has connected."""
         return ()
 
-    def round(self, case: Case, round: Round) -> Iterable[Finding | Blind]:
+    def round(self, case: Case, round: Round) -> Iterable[Finding | Blind | Revised]:
         """All present ranks have sent their record of a step, or patience ran out (two records at least, or world 1)."""
         return ()
 
-    def notice(self, case: Case, notice: Any) -> Iterable[Finding | Blind]:
+    def notice(self, case: Case, notice: Any) -> Iterable[Finding | Blind | Revised]:
         """A rare event on one rank."""
         return ()
 
-    def beat(self, case: Case, beat: Beat) -> Iterable[Finding | Blind]:
+    def beat(self, case: Case, beat: Beat) -> Iterable[Finding | Blind | Revised]:
         """A sign of life."""
         return ()
 
-    def answered(self, case: Case, asked: Asked) -> Iterable[Finding | Blind]:
+    def answered(self, case: Case, asked: Asked) -> Iterable[Finding | Blind | Revised]:
         """The answers to a question of this rule; some may be missing."""
         return ()
 
-    def left(self, case: Case, rank: int, how: str) -> Iterable[Finding | Blind]:
+    def left(self, case: Case, rank: int, how: str) -> Iterable[Finding | Blind | Revised]:
         """A rank said bye, or its connection was cut."""
         return ()
 
-    def tick(self, case: Case, now_s: float) -> Iterable[Finding | Blind]:
+    def tick(self, case: Case, now_s: float) -> Iterable[Finding | Blind | Revised]:
         """Several times a second."""
         return ()
 
-    def end(self, case: Case) -> Iterable[Finding | Blind]:
+    def end(self, case: Case) -> Iterable[Finding | Blind | Revised]:
         """The run is over."""
         return ()
 

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 
 from ciuic.doctor.case import Asked, Case, Round, Rule
 from ciuic.doctor.evidence import Evidence
-from ciuic.doctor.finding import Blind, Finding, Incident
-from ciuic.doctor.incidents import fold
+from ciuic.doctor.finding import Blind, Finding, Incident, Revised
+from ciuic.doctor.incidents import fold, severity_of
 from ciuic.doctor.record import (
     Answer,
     Beat,
@@ -86,7 +87,7 @@ class Collector:
         self._options = options
         self._rules: list[Rule] = all_rules()
         self._told = told
-        self._already_told: set[tuple[str, tuple[str, ...]]] = set()
+        self._already_told: set[tuple[Any, ...]] = set()
         self._peers: dict[socket.socket, _Peer] = {}
         self._asked: dict[int, tuple[Rule, Asked]] = {}
         self._changed_s: float | None = None
@@ -158,6 +159,7 @@ class Collector:
             if now_s - round_.began_s > PATIENCE_S:
                 self._judge(round_)
         self._answer_late(now_s)
+        self._release()
         for rule in self._rules:
             self._take(rule.tick(self.case, now_s))
         self._tell(now_s)
@@ -210,6 +212,7 @@ class Collector:
             case.world = max(case.world, message.world)
             case.hellos[rank] = message
             case.gone.pop(rank, None)
+            case.byes.pop(rank, None)
             schedule = self._pace.schedule
             self._send(peer, schedule)
             self._each(lambda rule: rule.hello(case, message))
@@ -223,19 +226,33 @@ class Collector:
         elif isinstance(message, Answer):
             self._answer(message)
         elif isinstance(message, Bye):
+            case.byes[rank] = message
             self._leave(rank, message.how or "end")
 
     def _record(self, record: Record, now_s: float) -> None:
         self.case.latest[record.rank] = record
         round_ = self.case.round_of(record, now_s)
         round_.records[record.rank] = record
-        here = set(self.case.present())
-        if len(here) >= self.case.world and here <= set(round_.records):
+        if self._complete(round_):
             self._judge(round_)
         schedule = self._pace.seen(record)
         if schedule is not None:
             for peer in list(self._peers.values()):
                 self._send(peer, schedule)
+
+    def _complete(self, round_: Round) -> bool:
+        here = set(self.case.present())
+        return len(here | set(self.case.gone)) >= self.case.world and here <= set(round_.records)
+
+    def _release(self) -> None:
+        """Let ranks go that have said bye, when nobody has a question to them any more."""
+        wanted = {rank for round_ in self.case.rounds.values() if not round_.judged for rank in round_.records}
+        for _, asked in self._asked.values():
+            if asked.until_s > 0:
+                wanted.update(asked.ranks)
+        for peer in [peer for peer in self._peers.values() if peer.rank in self.case.byes and not peer.unsent]:
+            if peer.rank not in wanted:
+                self._drop(peer)
 
     def _judge(self, round_: Round) -> None:
         if round_.judged:
@@ -247,6 +264,8 @@ class Collector:
         if rank not in self.case.gone:
             self.case.gone[rank] = how
             self._each(lambda rule: rule.left(self.case, rank, how))
+            for round_ in [each for each in self.case.rounds.values() if not each.judged and self._complete(each)]:
+                self._judge(round_)
 
     def _drop(self, peer: _Peer) -> None:
         if self._peers.pop(peer.link, None) is None:
@@ -260,6 +279,8 @@ class Collector:
 
     def _ask(self, rule: Rule, kind: str, ranks: Iterable[int], *, facts: Facts, about: Any = None) -> None:
         wanted, number = tuple(ranks), len(self._asked) + 1
+        connected = {peer.rank for peer in self._peers.values()}
+        wanted = tuple(rank for rank in wanted if rank in connected) or wanted
         until_s = time.monotonic() + PATIENCE_S
         asked = Asked(number=number, kind=kind, facts=facts, ranks=wanted, until_s=until_s, about=about)
         self._asked[number] = rule, asked
@@ -303,20 +324,22 @@ class Collector:
         if peer.link in self._peers and self._selector.get_key(peer.link).events != wanted:
             self._selector.modify(peer.link, wanted)
 
-    def _each(self, call: Callable[[Rule], Iterable[Finding | Blind]]) -> None:
+    def _each(self, call: Callable[[Rule], Iterable[Finding | Blind | Revised]]) -> None:
         for rule in self._rules:
             self._take(call(rule))
 
-    def _take(self, found: Iterable[Finding | Blind]) -> None:
+    def _take(self, found: Iterable[Finding | Blind | Revised]) -> None:
         try:
             for item in found:
                 if isinstance(item, Blind):
                     if item not in self.case.blind:
                         self.case.blind.append(item)
                     continue
-                known = self.case.findings.get(item.key)
-                if known is None or item.confidence > known.confidence:
-                    self.case.findings[item.key] = item
+                new = item.finding if isinstance(item, Revised) else item
+                known = self.case.findings.get(new.key)
+                if known is None or isinstance(item, Revised) or new.confidence > known.confidence:
+                    found_s = known.found_s if known is not None else time.time()
+                    self.case.findings[new.key] = msgspec.structs.replace(new, found_s=found_s)
                     self._changed_s = time.monotonic()
         except Exception as error:  # noqa: BLE001 - a rule with a bug must not end the others, and must be seen
             structlog.get_logger().exception("a rule of the doctor failed")
@@ -331,6 +354,7 @@ class Collector:
         incidents = self.incidents()
         self._evidence.write_findings(incidents, self.case.blind)
         for incident in incidents:
-            if incident.cause.key not in self._already_told and self._told is not None:
-                self._already_told.add(incident.cause.key)
+            known = *incident.cause.key, severity_of(incident.cause)
+            if known not in self._already_told and self._told is not None:
+                self._already_told.add(known)
                 self._told(incident)

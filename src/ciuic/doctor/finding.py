@@ -35,11 +35,19 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """0 to 1: how often this is the right cause when the evidence looks like this."""
     severity: Severity | None = None
     """None: the catalogue's."""
+    found_s: float = 0.0
+    """Seconds since the epoch, of the collector's clock: when it was found first. The collector sets it."""
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:
         """Two findings of one key are the same fault, seen again."""
         return self.code, self.modules[:1]
+
+
+class Revised(msgspec.Struct, frozen=True, kw_only=True):
+    """Takes the place of an earlier finding of the same key, be it surer or less sure: what looked dead was slow."""
+
+    finding: Finding
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,13 +39,13 @@ from ciuic.hub.membership.records import (
     NodeGone,
     OpenRun,
     Run,
-    Wake,
     WorkerEnded,
 )
 from ciuic.hub.membership.state import Desired, HubState
 from ciuic.hub.run.checks import check_beat, check_fields, check_log_lines, free_name, new_run, node_stem
 from ciuic.hub.run.choosing import Chooser
 from ciuic.hub.run.shelf import Ledger, OpenLedger, Sharded, Shelf, finish_line, run_info
+from ciuic.hub.run.strays import STRAY_S, Strays
 from ciuic.hub.shards.book import ShardBook
 from ciuic.job import parse_job
 from ciuic.net.messages import (
@@ -69,8 +69,6 @@ T = TypeVar("T")
 TRAINING_BEGAN = "run.training"
 """The line with which a ledger tells that enough workers are there."""
 RUNS_LOOKED_AT = 1000
-STRAY_S = 5.0
-"""A node that a ledger counts on although it is not in the run is gone after this long."""
 _log = structlog.get_logger("ciuic.hub")
 
 
@@ -121,8 +119,7 @@ class Hub:
         before = store.latest_events(1)
         self._before = (self._alive.last_seen(), before[0].kind if before else "")
         """When a hub last worked in this folder, and what it said last."""
-        self._strays: dict[tuple[str, str], float] = {}
-        """Since when a ledger has counted on a node that is not in the run."""
+        self._strays = Strays()
         self._errands = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hub-errands")
         self._change(self._state.start)
         for run_id in store.runs_without_info():
@@ -300,15 +297,15 @@ class Hub:
         known = ledger.info(full=full) if ledger is not None else self.store.last_info(run.run_id)
         return run_info(run, known, full=full)
 
-    def members(self, run_id: str) -> set[str]:
+    def members(self, run_id: str) -> frozenset[str]:
         """The nodes assigned to the run."""
         with self._lock:
-            return {node.node_id for node in self._state.queue.members(run_id)}
+            return self._state.queue.names(run_id)
 
     def has_ended(self, run_id: str) -> bool:
         """The run has ended and none of its workers is left."""
         with self._lock:
-            return self._state.queue.get(run_id).state not in OPEN_RUN and not self._state.queue.members(run_id)
+            return self._state.queue.get(run_id).state not in OPEN_RUN and not self._state.queue.names(run_id)
 
     def ledger(self, run_id: str) -> Ledger:
         """The ledger of a run at work. Raises NotFoundError, ConflictError, StorageError."""
@@ -437,24 +434,27 @@ class Hub:
 
     def _settle(self, now: Moment, out: Effects, *, admission: tuple[Admission, JoinReply] | None = None) -> None:
         """Under the lock: store, then tell. What cannot be stored now waits in `_pending`."""
-        out = self._pending.then(out)
-        if out.needs_store:
-            self._pending = out
-            self.store.commit(
-                wall_s=now.wall_s,
-                nodes=out.nodes.values(),
-                runs=out.runs.values(),
-                epoch=out.epoch,
-                lines=out.announced,
-                also=lambda db: self._let_in(db, *admission) if admission else None,
-            )
-            self._pending = Effects()
-            self.board.notify(ANYTHING, *([EVENTS] if out.announced else []))
-        for action in out.actions:
-            if isinstance(action, Wake):
-                self.board.notify(node_topic(action.node_id))
-            elif not isinstance(action, Announce):
-                self._errands.submit(self._do, action)
+        self._pending.then(out).carry_out(
+            store=lambda all_of_it: self._store(now, all_of_it, admission),
+            tell=lambda line: None,  # who wants to know reads what was stored
+            wake=lambda node_id: self.board.notify(node_topic(node_id)),
+            errand=lambda action: self._errands.submit(self._do, action),
+        )
+
+    def _store(self, now: Moment, out: Effects, admission: tuple[Admission, JoinReply] | None) -> None:
+        if not out.needs_store:
+            return
+        self._pending = out
+        self.store.commit(
+            wall_s=now.wall_s,
+            nodes=out.nodes.values(),
+            runs=out.runs.values(),
+            epoch=out.epoch,
+            lines=out.announced,
+            also=lambda db: self._let_in(db, *admission) if admission else None,
+        )
+        self._pending = Effects()
+        self.board.notify(ANYTHING, *([EVENTS] if out.announced else []))
 
     def _let_in(self, db: sqlite3.Connection, admission: Admission, reply: JoinReply) -> None:
         """In the transaction that stores a newcomer: the token's use, and its certificate."""
@@ -486,16 +486,7 @@ class Hub:
 
     def _node_gone(self, action: NodeGone) -> None:
         ledger = self.shelf.peek(action.run_id)  # one that is not open is reconciled when it is opened
-        returned = ledger.node_gone(action.node_id) if ledger is not None else None
-        line = action.line
-        if line is not None and returned:
-            line = Announce(
-                kind=line.kind,
-                text=f"{line.text}; its {returned:,} leased samples went back",
-                run_id=line.run_id,
-                node_id=line.node_id,
-                data={**line.data, "samples": returned},
-            )
+        line = action.line_with(ledger.node_gone(action.node_id) if ledger is not None else None)
         if line is not None:
             self.say(line)
 
@@ -510,12 +501,8 @@ class Hub:
         `after_s`: only those that were so for that long: the errand that tells a death is faster as a rule.
         """
         members, now_s = self.members(run_id), self._clocks.mono_s()
-        strays = {(run_id, node) for node in ledger.present() if node not in members}
-        known = {key: since_s for key, since_s in self._strays.items() if key[0] != run_id or key in strays}
-        self._strays = known | dict.fromkeys(strays - known.keys(), now_s)
-        for key in strays:
-            if now_s - self._strays[key] >= after_s:
-                ledger.node_gone(key[1])
+        for node in self._strays.gone(run_id, ledger.present(), members, now_s=now_s, after_s=after_s):
+            ledger.node_gone(node)
 
     def _close(self, run_id: str) -> None:
         if self.has_ended(run_id):  # not resumed meanwhile

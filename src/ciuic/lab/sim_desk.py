@@ -49,9 +49,8 @@ class Desk:
     def beat(self, call: Call, node_id: str, request: HeartbeatRequest) -> Any:
         """The desired state when it is news, else held for a while. Raises CertificateError, SupersededError."""
         self.hub.change(lambda now, out: self.hub.state.beat(now, node_id, request, out))
-        desired = self.hub.state.desired(node_id, request.agent_incarnation)
-        if desired.revision != request.known_revision:
-            return desired
+        if self.hub.state.nodes[node_id].revision != request.known_revision:
+            return self.hub.state.desired(node_id, request.agent_incarnation)
         self._answer_beat(node_id)  # one that was held before: a late copy must not take the place of a newer one
         self._beats[node_id] = (call, request.agent_incarnation)
         self.timeline.after(request.wait_s, self._beat_is_due, node_id, call)

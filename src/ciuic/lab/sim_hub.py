@@ -1,7 +1,7 @@
 """A hub for the simulator: the real state machine, run queue and ledgers, without port, threads and database.
 
-What `hub.core` does around them is done here in one thread and in the same order: rows are stored before anything is
-announced, then ledgers hear of it. After `kill` only what was stored is left.
+What `hub.core` does around them is done here in one thread and in the same order, which is `Effects.carry_out`'s: rows
+are stored before anything is announced, then ledgers hear of it. After `kill` only what was stored is left.
 """
 
 from collections import Counter, deque
@@ -25,18 +25,16 @@ from ciuic.hub.membership.records import (
     NodeGone,
     OpenRun,
     Run,
-    Wake,
     WorkerEnded,
 )
 from ciuic.hub.membership.state import HubState
 from ciuic.hub.run.checks import new_run
 from ciuic.hub.run.rounds import RunLedger
+from ciuic.hub.run.strays import STRAY_S, Strays
 from ciuic.job import Job, parse_job
 
 T = TypeVar("T")
 TRAINING_BEGAN = "run.training"
-STRAY_S = 5.0
-"""A node that a ledger counts on although it is not in the run is gone after this long."""
 WALL_S = 1_700_000_000.0
 
 
@@ -105,7 +103,7 @@ class SimHub:
         self.ledgers: dict[str, RunLedger] = {}
         self._errands: deque[Action] = deque()
         self._is_busy = False
-        self._strays: dict[tuple[str, str], float] = {}
+        self._strays = Strays()
         self.state = self._born()
 
     # ---- life
@@ -124,7 +122,7 @@ class SimHub:
         """kill -9: only rows and files are left."""
         self.is_up = False
         self._errands.clear()
-        self._strays = {}
+        self._strays = Strays()
         for ledger in self.ledgers.values():
             ledger.close()
         self.ledgers = {}
@@ -153,19 +151,15 @@ class SimHub:
         """Apply one event, store what it changed, then tell."""
         out = Effects()
         result = event(self.moment, out)
+        out.carry_out(store=self._store, tell=self.story.tell, wake=self.on_wake, errand=self._errands.append)
+        if self._errands and not self.errands_wait:
+            self.run_errands()
+        return result
+
+    def _store(self, out: Effects) -> None:
         if out.needs_store:
             self.rows.commit(out)
         self.watcher(out)
-        for action in out.actions:
-            if isinstance(action, Announce):
-                self.story.tell(action)
-            elif isinstance(action, Wake):
-                self.on_wake(action.node_id)
-            else:
-                self._errands.append(action)
-        if not self.errands_wait:
-            self.run_errands()
-        return result
 
     def say(self, line: Announce) -> None:
         """One line for the story."""
@@ -194,7 +188,7 @@ class SimHub:
         """Of a run at work. Raises NotFoundError, ConflictError."""
         run = self.state.queue.get(run_id)
         at_work = run.state in ("running", "stopping") or (
-            run.state == "finished" and bool(self.state.queue.members(run_id))
+            run.state == "finished" and bool(self.state.queue.names(run_id))
         )
         if not at_work:
             raise ConflictError(f"{run_id} is {run.state}", cause=run.reason)
@@ -237,10 +231,9 @@ class SimHub:
                 self.ledgers[action.run_id].node_gone(action.node_id)
         elif isinstance(action, NodeGone):
             ledger = self.ledgers.get(action.run_id)
-            returned = ledger.node_gone(action.node_id) if ledger is not None else 0
-            if action.line is not None:
-                text = action.line.text + (f"; its {returned:,} leased samples went back" if returned else "")
-                self.say(_with_text(action.line, text))
+            line = action.line_with(ledger.node_gone(action.node_id) if ledger is not None else 0)
+            if line is not None:
+                self.say(line)
 
     def _open(self, run_id: str) -> RunLedger:
         def emit(kind: str, text: str, node_id: str, data: dict[str, Any]) -> None:
@@ -263,22 +256,12 @@ class SimHub:
             self.change(lambda now, out: self.state.queue.finish(now, run_id, line, out))
 
     def _reconcile(self, run_id: str, ledger: RunLedger, *, after_s: float = 0.0) -> None:
-        members = {node.node_id for node in self.state.queue.members(run_id)}
-        now_s = self.clock()
-        strays = {(run_id, node) for node in ledger.present() if node not in members}
-        known = {key: since_s for key, since_s in self._strays.items() if key[0] != run_id or key in strays}
-        self._strays = known | dict.fromkeys(sorted(strays - known.keys()), now_s)
-        for key in sorted(strays):
-            if now_s - self._strays[key] >= after_s:
-                ledger.node_gone(key[1])
+        members = self.state.queue.names(run_id)
+        for node in self._strays.gone(run_id, ledger.present(), members, now_s=self.clock(), after_s=after_s):
+            ledger.node_gone(node)
 
     def _close(self, run_id: str) -> None:
         run = self.state.queue.get(run_id)
         ledger = self.ledgers.get(run_id)
-        if ledger is not None and run.state not in OPEN_RUN and not self.state.queue.members(run_id):
+        if ledger is not None and run.state not in OPEN_RUN and not self.state.queue.names(run_id):
             self.ledgers.pop(run_id).close()
-
-
-def _with_text(line: Announce, text: str) -> Announce:
-    """The line with another text."""
-    return Announce(kind=line.kind, text=text, run_id=line.run_id, node_id=line.node_id, data=line.data)

@@ -52,6 +52,8 @@ class Watch:
 
     def see(self, out: Effects) -> None:
         """One event."""
+        if out.epoch is None and not out.actions and not out.nodes:
+            return  # most heartbeats change nothing
         if out.epoch is not None:
             if out.epoch <= self._epoch:
                 self.blame("epoch_grows", f"epoch {out.epoch} after {self._epoch}")

@@ -1,9 +1,9 @@
 """Virtual time for the simulator: an event queue, processes that stop or die, and lines that lose things."""
 
-import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from ciuic.errors import CiuicError
@@ -11,6 +11,9 @@ from ciuic.errors import CiuicError
 if TYPE_CHECKING:
     from ciuic.lab.sim_hub import SimHub
 
+Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]
+"""Time, order of planning, what to call and with what."""
+SLOTS_PER_S = 64.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
 """Between two tries of a request that was not answered, as the real client waits."""
 SMALL_BYTES = 2_000
@@ -18,35 +21,66 @@ SMALL_BYTES = 2_000
 
 
 class Timeline:
-    """Events in order of their times; those of one time in the order in which they were planned."""
+    """Events in order of their times; those of one time in the order in which they were planned.
+
+    Time is cut into slots: only the events of the present slot are kept in order, the others lie in theirs.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.count = 0
         """Events so far."""
         self._planned = 0
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._slot = -1
+        """The present one."""
+        self._heap: list[Event] = []
+        """Its events."""
+        self._later: dict[int, list[Event]] = {}
+        """By slot."""
+        self._slots: list[int] = []
+        """A heap of the slots in `_later`."""
 
     def after(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
         """Plan `call(*arguments)`."""
-        self._planned += 1
-        heapq.heappush(self._heap, (self.now_s + delay_s, self._planned, call, arguments))
+        self._planned = number = self._planned + 1
+        time_s = self.now_s + delay_s
+        slot = int(time_s * SLOTS_PER_S)
+        if slot <= self._slot:
+            heappush(self._heap, (time_s, number, call, arguments))
+            return
+        events = self._later.get(slot)
+        if events is None:
+            events = self._later[slot] = []
+            heappush(self._slots, slot)
+        events.append((time_s, number, call, arguments))
 
     def run(self, *, until_s: float, stop: Callable[[], bool]) -> None:
         """Let time pass until `stop()` holds, which is asked once per virtual second, or until that time."""
-        heap, ask_s = self._heap, self.now_s
-        while heap and heap[0][0] <= until_s:
-            time_s, _, call, arguments = heapq.heappop(heap)
-            self.now_s = time_s
-            self.count += 1
-            call(*arguments)
-            if time_s >= ask_s:
-                if stop():
-                    return
-                ask_s = time_s + 1.0
+        ask_s = self.now_s
+        while self._has_next():
+            heap = self._heap
+            while heap and heap[0][0] <= until_s:
+                time_s, _, call, arguments = heappop(heap)
+                self.now_s = time_s
+                self.count += 1
+                call(*arguments)
+                if time_s >= ask_s:
+                    if stop():
+                        return
+                    ask_s = time_s + 1.0
+            if heap:
+                return
+
+    def _has_next(self) -> bool:
+        """Go to the next slot when the present one is over; False when nothing is planned."""
+        if not self._heap and self._slots:
+            self._slot = heappop(self._slots)
+            self._heap = self._later.pop(self._slot)
+            heapify(self._heap)
+        return bool(self._heap)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Line:
     """A node's access to the network."""
 
@@ -59,17 +93,19 @@ class Line:
     chance: random.Random
     is_cut: bool = False
 
-    def loses(self) -> bool:
-        """Whether this message gets lost."""
-        return self.is_cut or (self.loss > 0 and self.chance.random() < self.loss)
-
     def up_s(self, size_bytes: int) -> float:
-        """How long a message takes to the hub."""
-        return self.one_way_s + self.jitter_s * self.chance.random() + 8 * size_bytes / self.up_bits_per_s
+        """How long a message takes to the hub; -1: it gets lost."""
+        draw = self.chance.random
+        if self.is_cut or (self.loss > 0 and draw() < self.loss):
+            return -1.0
+        return self.one_way_s + self.jitter_s * draw() + 8 * size_bytes / self.up_bits_per_s
 
     def down_s(self, size_bytes: int) -> float:
-        """How long an answer takes from the hub."""
-        return self.one_way_s + self.jitter_s * self.chance.random() + 8 * size_bytes / self.down_bits_per_s
+        """How long an answer takes from the hub; -1: it gets lost."""
+        draw = self.chance.random
+        if self.is_cut or (self.loss > 0 and draw() < self.loss):
+            return -1.0
+        return self.one_way_s + self.jitter_s * draw() + 8 * size_bytes / self.down_bits_per_s
 
 
 class Process:
@@ -138,10 +174,11 @@ class Call:
         process = self._process
         if self._renew is not None:
             self._ask = self._renew()
-        if process.line.loses():
+        delay_s = process.line.up_s(self._up_bytes)
+        if delay_s < 0:
             self.again()
         else:
-            process.timeline.after(process.line.up_s(self._up_bytes), self._arrive, self._ask)
+            process.timeline.after(delay_s, self._arrive, self._ask)
 
     def again(self) -> None:
         """It, or its answer, was lost."""
@@ -150,26 +187,29 @@ class Call:
         self._process.later(pause_s * (0.5 + self._process.line.chance.random()), self.send)
 
     def _arrive(self, ask: Ask) -> None:
-        hub = self._process.hub
-        if self._process.line.is_cut or not hub.is_up:
+        process = self._process
+        hub = process.hub
+        if process.line.is_cut or not hub.is_up:
             self.again()
-        elif hub.is_paused:
+            return
+        if hub.is_paused:
             hub.backlog.append(lambda: self._arrive(ask))
-        else:
-            try:
-                answer = ask(self)
-            except CiuicError as error:
-                answer = error
-            if answer is not HELD:
-                self.answer(answer)
+            return
+        try:
+            answer = ask(self)
+        except CiuicError as error:
+            answer = error
+        if answer is not HELD:
+            self.answer(answer)
 
     def answer(self, value: Any, size_bytes: int = 0) -> None:
         """The hub's answer is on its way."""
         process = self._process
-        if process.line.loses():
+        delay_s = process.line.down_s(size_bytes or self._down_bytes)
+        if delay_s < 0:
             self.again()
         else:
-            process.timeline.after(process.line.down_s(size_bytes or self._down_bytes), process.now, self._then, value)
+            process.timeline.after(delay_s, process.now, self._then, value)
 
 
 HELD = object()

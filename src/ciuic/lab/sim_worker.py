@@ -36,6 +36,8 @@ class SimWorker(Process):
         self.incarnation = 0
         self.is_leaving: Literal["", "finished", "stopped", "drained"] = ""
         self._todo: list[Range] = []
+        self._left = 0
+        """Samples in it."""
         self._request_id = 0
         self._interval = 8
         self._steps = self._all_steps = 0
@@ -106,7 +108,8 @@ class SimWorker(Process):
         if isinstance(reply, CiuicError):
             self._refused(reply)
         elif reply.status == "granted":
-            self._todo += [(a, b) for a, b in reply.ranges]
+            self._todo += reply.ranges
+            self._left += sum([b - a for a, b in reply.ranges])
             self._train()
         elif reply.status == "wait":
             if not self._is_training:
@@ -122,14 +125,16 @@ class SimWorker(Process):
         if not self._todo:
             self._lease()
             return
-        ranges, steps = self._take(max(1, self._interval - self._steps))
+        ranges, samples = self._take(max(1, self._interval - self._steps))
         self._is_training = True
+        steps = -(-samples // BATCH)
         seconds = steps * self.agent.node.step_s * (0.97 + 0.06 * self.line.chance.random())
-        self.later(seconds, self._trained, ranges, steps)
+        self.later(seconds, self._trained, ranges, samples)
 
     def _take(self, steps: int) -> tuple[list[Range], int]:
-        """Samples for up to so many steps, as many steps as there are samples for."""
-        wanted, taken = steps * BATCH, []
+        """Ranges for up to so many steps, and how many samples are in them."""
+        before = wanted = steps * BATCH
+        taken: list[Range] = []
         while wanted > 0 and self._todo:
             start, stop = self._todo.pop(0)
             cut = min(stop, start + wanted)
@@ -137,14 +142,15 @@ class SimWorker(Process):
             wanted -= cut - start
             if cut < stop:
                 self._todo.insert(0, (cut, stop))
-        samples = sum(b - a for a, b in taken)
-        return taken, -(-samples // BATCH)
+        self._left -= before - wanted
+        return taken, before - wanted
 
-    def _trained(self, ranges: list[Range], steps: int) -> None:
+    def _trained(self, ranges: list[Range], samples: int) -> None:
         self._is_training = False
         if self.model is None:
             return
-        self.model.stepped(TOKENS * sum(b - a for a, b in ranges), ranges)
+        self.model.stepped(TOKENS * samples, ranges)
+        steps = -(-samples // BATCH)
         self._steps += steps
         self._all_steps += steps
         if self.is_leaving:
@@ -153,7 +159,7 @@ class SimWorker(Process):
         if self._steps >= self._interval or not self._todo:
             self._push()
         self._report()
-        if sum(b - a for a, b in self._todo) < self._interval * BATCH:
+        if self._left < self._interval * BATCH:
             self._lease()
         self._train()
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from ciuic.errors import FrameError, LedgerDamagedError, StorageError
 from ciuic.ledger.frame import PREFIX_BYTES, Buffer, Kind, find_frame, frame_bytes, read_frame
@@ -30,6 +31,24 @@ def write_parts_durable(path: Path, parts: Sequence[Buffer]) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise storage_error(f"cannot write {path}", error) from error
+
+
+class Spooled(Protocol):
+    """Bytes that are in a file already, though not durably."""
+
+    def keep_as(self, path: Path) -> bool:
+        """Make the file durable under this name, in place of what is there. False: write the bytes instead."""
+        ...
+
+
+def move_durable(descriptor: int, source: Path, path: Path) -> None:
+    """An open, whole file gets another name for good: its bytes first, then the name. Raises OSError.
+
+    After a kill in between it has either name, and all its bytes.
+    """
+    os.fsync(descriptor)
+    source.replace(path)
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

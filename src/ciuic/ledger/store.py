@@ -22,7 +22,7 @@ from ciuic.ledger.entry import (
     push_from_frame,
     snapshot_from_frame,
 )
-from ciuic.ledger.files import AppendLog, storage_error, write_durable
+from ciuic.ledger.files import AppendLog, Spooled, storage_error, write_durable
 
 Key = tuple[str, int, int]
 FOR_NODES: tuple[Part, ...] = ("base", "first", "second")
@@ -99,8 +99,11 @@ class FragmentStore:
         node, incarnation, sequence = key
         return self._pushes / f"{node}.{incarnation}.{sequence}"
 
-    def save_push(self, key: Key, frame: bytes) -> None:
-        write_durable(self.push_path(key), frame)
+    def save_push(self, key: Key, frame: bytes, spooled: Spooled | None = None) -> None:
+        """Durable when it returns. `spooled`: a file with these bytes, which may become this one. Raises StorageError."""
+        path = self.push_path(key)
+        if spooled is None or not spooled.keep_as(path):
+            write_durable(path, frame)
 
     def load_push(self, key: Key) -> Push:
         """Raises LedgerDamagedError when an accepted push is missing or damaged."""

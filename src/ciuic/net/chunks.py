@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from ciuic.errors import FrameError
-from ciuic.net.messages import Message, PushReply
+from ciuic.net.messages import FragmentState, Message, PushReply
 
 CHUNK_BYTES = 1024 * 1024
 LARGE_BYTES = CHUNK_BYTES
@@ -102,15 +102,22 @@ class ChunkList(Message):
             )
 
 
+def list_in(state: FragmentState) -> ChunkList | None:
+    """What the answer to an attachment says of the snapshot's chunks; None when it is too large to be listed there."""
+    if not state.chunk_bytes:
+        return None
+    return ChunkList(total_bytes=state.snapshot_bytes, chunk_bytes=state.chunk_bytes, digests=state.chunks)
+
+
 def strong_digest(chunk: Buffer) -> str:
     """blake2b, 128 bit, hex."""
     return hashlib.blake2b(chunk, digest_size=DIGEST_BYTES).hexdigest()
 
 
-def manifest_of(body: Buffer, what: Literal["push", "snapshot"], fragment: int) -> Manifest:
-    """Announce a body. Its bytes are read once, nothing is copied."""
+def manifest_of(body: Buffer, what: Literal["push", "snapshot"], fragment: int, chunk_bytes: int = 0) -> Manifest:
+    """Announce a body, in chunks of the usual size or of this one. Its bytes are read once, nothing is copied."""
     view = memoryview(body).cast("B")
-    size = chunk_size(len(view))
+    size = max(SMALLEST_CHUNK_BYTES, chunk_bytes) if chunk_bytes else chunk_size(len(view))
     digests = b"".join(xxhash.xxh3_128_digest(view[at : at + size]) for at in range(0, len(view), size))
     return Manifest(what=what, fragment=fragment, total_bytes=len(view), chunk_bytes=size, digests=digests)
 

@@ -13,6 +13,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -20,17 +22,19 @@ import msgspec
 
 from ciuic.errors import (
     CertificateError,
+    CiuicError,
     DigestMismatchError,
     ProtocolError,
     StorageError,
     TokenError,
     UnreachableError,
 )
-from ciuic.net.chunks import LARGE_BYTES, ChunkList, manifest_of
+from ciuic.net.chunks import CHUNK_BYTES, LARGE_BYTES, ChunkList, list_in, manifest_of
 from ciuic.net.exchange import Body, Exchange
 from ciuic.net.messages import FragmentState, JoinReply, JoinRequest, Ok, PushReply, decode, encode
 from ciuic.net.peer_messages import PEER_SNAPSHOT, SourceOutcome
 from ciuic.net.renewed import RenewableContext
+from ciuic.net.sockets import tcp_facts
 from ciuic.net.tls import Purpose, check_issued, new_key_and_csr, pem_fingerprint, unverified_context
 from ciuic.net.tokens import JoinToken, parse_token
 from ciuic.net.transfer import Fan
@@ -47,6 +51,9 @@ _BINARY = {"Content-Type": "application/octet-stream"}
 _JSON = {"Content-Type": "application/json"}
 SOURCE_SILENCE_S = 5.0
 """Another source that says nothing for so long, also while connecting, is not asked again."""
+SPREAD_BYTES = 64 * 1024
+FAR_S = 0.03
+"""From this round trip on the first packets of a new connection are few."""
 _FRUITLESS_ATTEMPTS = 5
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 _log = logging.getLogger(__name__)
@@ -77,11 +84,30 @@ class HubClient:
         self.fan = Fan(make=exchange)
         """More connections to the same address, for large bodies; they open when they are needed."""
         self._uploader = Uploader(self.fan)
+        self._has_pushed = False
 
     @property
     def server_time(self) -> float | None:
         """The hub's clock in its latest answer (seconds since 1970, whole seconds); None when it did not say."""
         return self._exchange.server_time
+
+    def open(self, lanes: int = 0) -> None:
+        """Connect now, and `lanes` more connections for large bodies beside it.
+
+        What cannot be opened is opened by its first use, which then says why not.
+        """
+        if lanes:
+            self.fan.streams.count = max(self.fan.streams.count, lanes)
+            first = threading.Thread(target=self._open_first, name="ciuic-open", daemon=True)
+            first.start()
+            self.fan.open(lanes)
+            first.join()
+        else:
+            self._open_first()
+
+    def _open_first(self) -> None:
+        with suppress(CiuicError):
+            self._exchange.open()
 
     def call(
         self,
@@ -107,12 +133,26 @@ class HubClient:
 
         Repeated with the same frame after UnreachableError it sends only what has not arrived.
         """
-        if memoryview(frame).nbytes < LARGE_BYTES:
+        size = memoryview(frame).nbytes
+        if size < LARGE_BYTES and not self._is_better_spread(size):
             return self.send_frame(f"{run_path}/push", frame, PushReply)
-        reply = self._uploader.send(f"{run_path}/chunks", frame, manifest_of(frame, "push", fragment))
+        streams = self.fan.streams.count
+        chunk_bytes = -(-size // streams) if size < streams * CHUNK_BYTES else 0
+        reply = self._uploader.send(f"{run_path}/chunks", frame, manifest_of(frame, "push", fragment, chunk_bytes))
         if reply.push is None:
             raise ProtocolError("the hub took a push without an answer", next="use the same version on both sides")
         return reply.push
+
+    def _is_better_spread(self, size_bytes: int) -> bool:
+        """Whether a first, small body arrives sooner over several connections: they are open, new, and the way is far.
+
+        A new connection sends a few packets per round trip, then twice as many, and so on.
+        """
+        is_first, self._has_pushed = not self._has_pushed, True
+        if not is_first or size_bytes < SPREAD_BYTES or not self.fan.are_open(self.fan.streams.count):
+            return False
+        facts = None if self._exchange.sock is None else tcp_facts(self._exchange.sock)
+        return facts is not None and facts.sent_bytes < size_bytes and facts.round_trip_s > FAR_S
 
     def put_version_0(self, run_path: str, frame: Body, fragment: int) -> None:
         """Upload version 0 of a fragment, as `push` does."""
@@ -135,6 +175,23 @@ class HubClient:
             return self._exchange.read(response, limit_bytes)
         self._exchange.drain(response, sink, limit_bytes)
         return b""
+
+    def fetch_parts(self, paths: Sequence[str], *, limit_bytes: int = FRAME_LIMIT_BYTES) -> list[bytes]:
+        """GET several bodies side by side, each over a connection for large bodies. Raises the first failure."""
+        found = [b""] * len(paths)
+        problems: list[CiuicError] = []
+
+        def fetch(number: int, lane: Exchange) -> None:
+            try:
+                found[number] = lane.read(lane.request("GET", paths[number]), limit_bytes)
+            except CiuicError as error:
+                problems.append(error)
+
+        lanes = self.fan.lanes(len(paths))
+        self.fan.run([partial(fetch, number, lane) for number, lane in enumerate(lanes)])
+        if problems:
+            raise problems[0]
+        return found
 
     def download(self, path: str, file: Path, expected_bytes: int) -> None:
         """GET `path` into `file`, going on after cuts where it stopped (also from an earlier process).
@@ -172,7 +229,7 @@ class HubClient:
         if size < LARGE_BYTES:
             self.download(f"{run_path}/snapshot?{query}", file, size)
             return []
-        chunks = self.call("GET", f"{run_path}/snapshot/chunks?{query}", None, ChunkList)
+        chunks = list_in(state) or self.call("GET", f"{run_path}/snapshot/chunks?{query}", None, ChunkList)
         chunks.check(size)
         others = [self._other(url, state.content) for url in state.sources if url and state.content]
         try:

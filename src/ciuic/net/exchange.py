@@ -112,6 +112,10 @@ class Exchange:
             raise self._error_of(response)
         return response
 
+    def open(self) -> None:
+        """Connect now rather than with the first request. Raises UnreachableError, CertificateError."""
+        self.guarded(lambda: self._connected(self.timeout_s), self.timeout_s)
+
     def stream(self, path: str, pieces: Iterable[Body]) -> http.client.HTTPResponse:
         """POST a body of unknown length, piece by piece, and return a successful response; otherwise raise.
 

@@ -204,6 +204,10 @@ class FragmentState(Message):
     """Addresses that hold the snapshot, too; what comes from them is checked against the hub's list of chunks."""
     content: str = ""
     """Names the snapshot there (ledger.content)."""
+    chunk_bytes: int = 0
+    """Of each chunk of the snapshot but the last; 0: the list of chunks must be asked for."""
+    chunks: str = ""
+    """Their digests, as in net.chunks.ChunkList."""
 
 
 class AttachReply(Message):
@@ -217,6 +221,12 @@ class AttachReply(Message):
     samples_committed: int = 0
     """Of the whole run, now: a joiner's progress."""
     pace: Pace | None = None
+
+
+class BasesReply(Message):
+    """The bases of a run that is training, by fragment; none before its start."""
+
+    fragments: list[FragmentState]
 
 
 class PushReply(Message):

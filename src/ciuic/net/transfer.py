@@ -9,7 +9,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from ciuic.errors import CiuicError, UnreachableError
 from ciuic.net.connection import INTERRUPTED
@@ -83,6 +85,19 @@ class Fan:
         while len(self._lanes) < count:
             self._lanes.append(self.make())
         return self._lanes[:count]
+
+    def open(self, count: int) -> None:
+        """Open the first `count` connections side by side; one that cannot be opened is tried again when it is used."""
+
+        def opened(lane: Exchange) -> None:
+            with suppress(CiuicError):
+                lane.open()
+
+        self.run([partial(opened, lane) for lane in self.lanes(count)])
+
+    def are_open(self, count: int) -> bool:
+        """Whether there are so many connections, all open."""
+        return len(self._lanes) >= count and all(lane.sock is not None for lane in self._lanes[:count])
 
     def run(self, works: Sequence[Callable[[], None]]) -> None:
         """Do all of them side by side, the first one on this thread; returns when all have ended.

@@ -7,6 +7,7 @@ right digest are not fetched again. A source that is not the hub and fails, or s
 """
 
 import http.client
+import logging
 import os
 import re
 import threading
@@ -34,6 +35,7 @@ SOURCES_FIRST_S = 3.0
 """So long other sources are alone; then the hub helps, for they may be slow."""
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _PAUSE_S = 0.2
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +200,9 @@ class _Fetching:
         chunks, exchange = self._part.chunks, lane.exchange
         source = self._sources.get(id(exchange))
         first, end = chunks.span(run[0])[0], chunks.span(run[-1])[1]
+        _log.debug("bytes %d to %d: asked", first, end)
         response = exchange.request("GET", lane.path, headers={"Range": f"bytes={first}-{end - 1}"})
+        _log.debug("bytes %d to %d: beginning", first, end)
         buffer = memoryview(bytearray(min(chunks.chunk_bytes, chunks.total_bytes)))
         filled = 0
 
@@ -223,6 +227,7 @@ class _Fetching:
             exchange.close()
             raise
         exchange.drain(response, sink, end - first)
+        _log.debug("bytes %d to %d: here", first, end)
 
 
 def _check_range(response: http.client.HTTPResponse, first: int, end: int, total: int) -> None:

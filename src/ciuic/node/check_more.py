@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from ciuic.errors import CiuicError, ConflictError
+from ciuic.net.child import ask_child, installed_version
 from ciuic.net.client import HubClient
 from ciuic.net.measured_link import GivenUpError, StreamRates, StreamSet, find_streams
 from ciuic.net.probe import list_gpus, measure_rate, measure_round_trips, receive, send, usable_cpus
 from ciuic.net.sockets import congestion_facts
 from ciuic.node.identity import NodeIdentity, held
 from ciuic.node.measurements import load_measurements
-from ciuic.node.packages import installed_version
-from ciuic.node.speeds import DEVICE_LIMIT_S, ask_child
+from ciuic.node.speeds import DEVICE_LIMIT_S
 from ciuic.units import format_bytes, format_rate
 
 _TIMEOUT_S = 10.0

@@ -4,24 +4,19 @@ What cannot be measured is left out: a machine without torch, with a full disk o
 """
 
 import contextlib
-import json
 import logging
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ciuic.net.child import ask_child, installed_version
 from ciuic.net.probe import usable_cpus
-from ciuic.node.packages import installed_version
 
 DISK_BYTES = 16 * 1024 * 1024
 CHILD_LIMIT_S = 60.0
 DEVICE_LIMIT_S = 180.0
 """torch's import and CUDA's start can take a minute on a slow disk."""
-ANSWER_LIMIT = 65536
-_POLL_S = 0.1
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _log = logging.getLogger(__name__)
 
@@ -64,48 +59,3 @@ def measure_disk(folder: Path) -> float | None:
     finally:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
-
-
-def ask_child(
-    module: str,
-    *arguments: str,
-    limit_s: float,
-    keep_going: Callable[[], bool] = lambda: True,
-    more: dict[str, str] | None = None,
-) -> dict[str, object]:
-    """What `python -m module` prints (one JSON object). Without an answer: {"problem": its last line, or the reason}.
-
-    It is killed after `limit_s`, and as soon as `keep_going` says no.
-    """
-    command = [sys.executable, "-P", "-m", module, *arguments]
-    environment = {**os.environ, **(more or {})}
-    try:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            text=True,
-            errors="replace",
-        )
-    except OSError as error:
-        return {"problem": str(error)}
-    until, text, said = time.monotonic() + limit_s, "", ""
-    while True:
-        try:
-            text, said = child.communicate(timeout=_POLL_S)
-            break
-        except subprocess.TimeoutExpired:
-            if keep_going() and time.monotonic() < until:
-                continue
-            child.kill()
-            child.communicate()
-            return {"problem": f"no answer within {limit_s:.0f} s"}
-    try:
-        answer = json.loads(text[-ANSWER_LIMIT:])
-    except ValueError:
-        last = (said.strip().splitlines() or [f"it ended with code {child.returncode} and said nothing"])[-1]
-        _log.info("%s: %s", module, last[:300])
-        return {"problem": last[:300]}
-    return answer if isinstance(answer, dict) else {"problem": "it did not print an object"}

@@ -21,12 +21,12 @@ import psutil
 
 from ciuic import __version__
 from ciuic.errors import CiuicError
+from ciuic.net.child import installed_version
 from ciuic.net.client import HubClient, backoff_s
 from ciuic.net.measured_link import GivenUpError, StreamSet, find_streams
 from ciuic.net.probe import gpu_names, measure, measure_machine, measure_round_trips
 from ciuic.net.url import HubAddress
 from ciuic.node.measurements import keep_measurements, load_measurements
-from ciuic.node.packages import installed_version
 from ciuic.node.speeds import measure_speeds
 
 REFRESH_S = 60.0

@@ -7,20 +7,28 @@ if __name__ == "torch":  # `import torch` found this folder: Python was started 
     )
 
 from ciuic.train.ddp import DdpCompression, LinkSpeed, compress_ddp, merge_ddp_states
+from ciuic.train.deterministic import Determinism, deterministic
+from ciuic.train.global_metric import GlobalEarlyStopping, GlobalMetric, Verdict
+from ciuic.train.joining import join
 from ciuic.train.lr import DistributedCosineLR
 from ciuic.train.optimizers import muon_adamw
 from ciuic.train.rendezvous import World, reform, register, waiting
-from ciuic.train.session import Run, join
+from ciuic.train.session import Run
 from ciuic.train.two_syncs import DoubleSyncWatch, watch_double_sync
 
 __all__ = [
     "DdpCompression",
+    "Determinism",
     "DistributedCosineLR",
     "DoubleSyncWatch",
+    "GlobalEarlyStopping",
+    "GlobalMetric",
     "LinkSpeed",
     "Run",
+    "Verdict",
     "World",
     "compress_ddp",
+    "deterministic",
     "join",
     "merge_ddp_states",
     "muon_adamw",

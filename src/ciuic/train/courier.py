@@ -120,9 +120,10 @@ class Courier:
             self.copy.close()
 
     def _thread(self, name: str, loop: Callable[[HubClient], None], purpose: Purpose = "updates") -> None:
+        client = self.connect(purpose)
+        self._clients.append(client)
+
         def body() -> None:
-            client = self.connect(purpose)
-            self._clients.append(client)
             try:
                 loop(client)
             except UnreachableError as error:
@@ -150,8 +151,10 @@ class Courier:
                 push = outbox.get(timeout=0.2)
             except queue.Empty:
                 continue
-            reply = self._deliver(client, push)
             header = push.header
+            _log.debug("push %d of fragment %d: sending", header.sequence, header.fragment)
+            reply = self._deliver(client, push)
+            _log.debug("push %d of fragment %d: %s", header.sequence, header.fragment, reply.status)
             self.arrivals.put(
                 Answered(fragment=header.fragment, sequence=header.sequence, reply=reply, ranges=header.ranges)
             )
@@ -159,6 +162,7 @@ class Courier:
 
     def _deliver(self, client: HubClient, push: Push) -> m.PushReply:
         frame, fragment = push.to_frame(), push.header.fragment
+        _log.debug("push %d of fragment %d: %d bytes", push.header.sequence, fragment, len(frame))
         path = f"{m.API}/runs/{self.run_id}"
         return self._say(client, fragment, lambda c: c.push(path, frame, fragment), "sending a push")
 
@@ -190,6 +194,7 @@ class Courier:
                 client, fragment, lambda c, p=path: c.fetch(p, timeout_s=LONG_POLL_S + 15), "waiting for entries"
             )
             at_s = time.perf_counter()
+            _log.debug("%d bytes of entries after version %d of fragment %d", len(data), version, fragment)
             for frame in split_frames(data, "entry"):
                 entry = entry_from_frame(frame)
                 if entry.header.version != version + 1:

@@ -18,8 +18,7 @@ from ciuic.ledger.entry import Entry
 from ciuic.ledger.intervals import Range
 from ciuic.ledger.node import NodeMachine
 from ciuic.net import messages as m
-from ciuic.net.client import HubClient
-from ciuic.net.tls import Purpose
+from ciuic.train.approach import Approach
 from ciuic.train.catching import Lateness
 from ciuic.train.courier import Answered, Arrived, Courier, Failed, Item
 from ciuic.train.entrance import DataFacts, Entrance
@@ -70,7 +69,7 @@ class Engine:
     state: ModelState
     meter: Meter
     data: DataFacts
-    connect: Callable[[Purpose], HubClient]
+    approach: Approach
     evaluate: Callable[[], tuple[float, int]] | None = None
     draining: bool = False
     machine: NodeMachine = field(init=False)
@@ -103,23 +102,33 @@ class Engine:
 
     def attach(self) -> None:
         """Take this worker's place, load the newest base into the model, start the threads."""
-        self.courier = Courier(connect=self.connect, run_id=self.info.run_id)
+        self.courier = Courier(connect=self.approach.connect, run_id=self.info.run_id)
         self._entrance = Entrance(
             info=self.info,
             state=self.state,
             data=self.data,
-            connect=self.connect,
+            approach=self.approach,
             courier=self.courier,
             uploaded=self._evaluate_version_0,
+            placed=self._placed,
         )
         reply, self.machine = self._entrance.enter()
         self.total_samples, self.samples_committed = reply.total_samples, reply.samples_committed
-        self.interval = reply.pace.interval if reply.pace else 1
-        self._start(reply.incarnation)
+        self._start()
         _log.info("attached to %s at version %d", self.info.run_id, self.machine.replicas[0].version)
 
-    def _start(self, incarnation: int) -> None:
-        run_id, step, now_s = self.info.run_id, self.data.samples_per_step, time.perf_counter()
+    def _placed(self, reply: m.AttachReply) -> None:
+        """It has its place and its bases: samples are asked for while the newest entries are applied."""
+        self.interval, step = reply.pace.interval if reply.pace else 1, self.data.samples_per_step
+        chunk = step * self.interval
+        self._least_ahead = chunk + 2 * step
+        run_id, incarnation = self.info.run_id, reply.incarnation
+        self.leases = Leases(run_id, incarnation, chunk=chunk, ahead=self._least_ahead, step=step)
+        self.leases.fragments = self.state.layout.fragment_count
+        self.leases.ask_ahead(self.approach.connect("control"))
+
+    def _start(self) -> None:
+        run_id, now_s = self.info.run_id, time.perf_counter()
         fragments = len(self.machine.replicas)
         joins = self.machine.replicas[0].version > 0  # the others wait for it from its first merged push on
         self._turns = [
@@ -130,10 +139,7 @@ class Engine:
             )
             for f in range(fragments)
         ]
-        chunk = step * self.interval
-        self._least_ahead = chunk + 2 * step
-        self.leases = Leases(run_id, incarnation, chunk=chunk, ahead=self._least_ahead, step=step)
-        self.leases.fragments = fragments
+        self.leases.asked_ahead()
         self.telling = Telling(
             run_id=run_id,
             machine=self.machine,
@@ -375,7 +381,7 @@ class Engine:
         """Send what is left to say, detach, stop the threads."""
         if self._set_aside:
             reason, detail = "behind", self._set_aside
-        client = self.connect("control")
+        client = self.approach.connect("control")
         try:
             self.telling.last_words(client, final=reason == "finished")
             incarnation = self.machine.place.incarnation

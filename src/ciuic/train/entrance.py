@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,10 +18,11 @@ from ciuic.net import messages as m
 from ciuic.net.client import HubClient
 from ciuic.net.peer_messages import SourceOutcome
 from ciuic.net.places import Line, Places
-from ciuic.net.tls import Purpose
+from ciuic.train.ahead import Fetched, snapshot_file
+from ciuic.train.approach import Approach
 from ciuic.train.catching import CatchUp, Fetch, check_expired
 from ciuic.train.courier import Courier, persistently, post
-from ciuic.train.early import EarlyEntries
+from ciuic.train.early import EarlyEntries, entries_path
 from ciuic.train.ledger_copy import start_copy
 from ciuic.train.runfile import RunFile
 from ciuic.train.state import ModelState
@@ -49,10 +49,12 @@ class Entrance:
     info: RunFile
     state: ModelState
     data: DataFacts
-    connect: Callable[[Purpose], HubClient]
+    approach: Approach
     courier: Courier
     uploaded: Callable[[], None]
     """Called once this worker's parameters are version 0 and the model holds them."""
+    placed: Callable[[m.AttachReply], None]
+    """Called when this worker has its place and, but for the newest entries, its bases."""
     _places: Places = field(init=False)
     _line: Line = field(init=False)
     _client: HubClient = field(init=False)
@@ -61,15 +63,17 @@ class Entrance:
 
     def enter(self) -> tuple[m.AttachReply, NodeMachine]:
         """Take this worker's place; the model then holds the newest base of every fragment."""
-        client = self.connect("control")
+        client = self.approach.connect("control")
         self._client = client
-        self._places = self.courier.places = Places(run_id=self.info.run_id, connect=self.info.connect)
+        self._places = self.courier.places = Places(run_id=self.info.run_id, connect=self.approach.connect)
         self._line = Line(self._places, "snapshots")
         self.state.gather()
         counters = self.state.counters()
         fragments = range(self.state.layout.fragment_count)
         initial = [base_digest(self._host(f), counters if f == 0 else ()) for f in fragments]
+        _log.debug("joining: asking for a place")
         reply = self._take_place(client, initial)
+        _log.debug("joining: has its place")
         try:
             reply, machine = self._fill(reply, initial)
         except CannotCatchUpError as error:
@@ -112,6 +116,8 @@ class Entrance:
         try:
             for number, fragment in enumerate(reply.fragments):
                 self._load(machine, number, fragment, initial[number])
+                if number == len(reply.fragments) - 1:
+                    self.placed(reply)
                 self._catch_up(machine, number)
         finally:
             self._drop_early()
@@ -195,11 +201,15 @@ class Entrance:
             if self.courier.copy is not None:
                 self.courier.copy.began(number, self._host(number), counters)
             return
-        if not fragment.url and fragment.version > fragment.snapshot_version:
-            self._early = EarlyEntries(
-                self.connect, self._entries_path(number, fragment.snapshot_version), fragment.snapshot_version
-            )
-        snapshot = self._download(number, fragment)
+        found = self.approach.base(number, fragment, self.courier.stop)
+        if found is not None:
+            self._early = found.early
+        if self._early is None and not fragment.url:
+            self._early = EarlyEntries(self.approach.connect("snapshots"), self.info.run_id, number, fragment)
+        if found is None:
+            found = self._download(number, fragment)
+        _log.debug("joining: has the snapshot of fragment %d, version %d", number, found.version)
+        snapshot = self._read(number, found)
         theta[:] = machine.load_snapshot(number, snapshot)
         if machine.replicas[number].digest != snapshot.header.digest:
             raise ProtocolError(
@@ -208,9 +218,9 @@ class Entrance:
         if number == 0:
             self.state.raise_counters(snapshot.header.counters)
 
-    def _download(self, number: int, fragment: m.FragmentState) -> Snapshot:
+    def _download(self, number: int, fragment: m.FragmentState) -> Fetched:
         version = fragment.snapshot_version
-        file = Path(self.info.folder) / f"snapshot-{number}-{version}.frame"
+        file = snapshot_file(self.info.folder, number, version)
         path = f"{m.API}/runs/{self.info.run_id}"
         outcomes = self._line.say(
             number,
@@ -218,10 +228,15 @@ class Entrance:
             stop=self.courier.stop,
             what="downloading the snapshot",
         )
-        self._tell_sources(number, version, outcomes)
+        return Fetched(version=version, outcomes=outcomes, early=None)
+
+    def _read(self, number: int, found: Fetched) -> Snapshot:
+        """The snapshot that was fetched; its file then belongs to the copy of the ledger."""
+        file = snapshot_file(self.info.folder, number, found.version)
+        self._tell_sources(number, found.version, found.outcomes)
         snapshot = snapshot_from_frame(file.read_bytes(), self.state.layout.fragment_shape(number).element_count)
         if self.courier.copy is not None:
-            self.courier.copy.loaded(number, version, file)
+            self.courier.copy.loaded(number, found.version, file)
         file.unlink(missing_ok=True)
         if snapshot.header.layout_digest != self.state.layout.digest:
             raise ProtocolError("the snapshot is for another layout")
@@ -238,16 +253,18 @@ class Entrance:
 
     def _catch_up(self, machine: NodeMachine, fragment: int) -> None:
         """Apply all entries there are, before the first step. Raises CannotCatchUpError."""
+        try:
+            self._apply_newer(machine, fragment)
+        finally:
+            self._drop_early()
+
+    def _apply_newer(self, machine: NodeMachine, fragment: int) -> None:
         catching = CatchUp(near=max(1, self.info.job.sync.max_staleness))
         while True:
             began_s = time.monotonic()
             version = machine.replicas[fragment].version
-            data = self._take_early(version)
-            if not data:
-                path = self._entries_path(fragment, version)
-                data = self._line.say(
-                    fragment, lambda client, p=path: client.fetch(p), stop=self.courier.stop, what="catching up"
-                )
+            data = self._newer(fragment, version)
+            _log.debug("joining: has %d bytes of entries of fragment %d", len(data), fragment)
             if not data:
                 return
             seconds = time.monotonic() - began_s
@@ -260,15 +277,15 @@ class Entrance:
             if entry is not None and self._is_near(catching, entry, version, len(data), seconds):
                 return
 
-    def _entries_path(self, fragment: int, after: int) -> str:
-        return f"{m.API}/runs/{self.info.run_id}/entries?fragment={fragment}&after={after}&wait_s=0"
-
-    def _take_early(self, version: int) -> bytes:
-        """The entries after this version that were fetched beside the snapshot; empty when there are none."""
-        if self._early is None or self._early.after != version:
-            return b""
-        early, self._early = self._early, None
-        return early.take(self.courier.stop)
+    def _newer(self, fragment: int, version: int) -> bytes:
+        """The entries after this version: those that came beside the snapshot, or else the hub is asked."""
+        if self._early is not None and self._early.after == version:
+            data = self._early.take(self.courier.stop)
+            if data is not None:
+                return data
+        self._drop_early()
+        path = entries_path(self.info.run_id, fragment, version)
+        return self._line.say(fragment, lambda client: client.fetch(path), stop=self.courier.stop, what="catching up")
 
     def _drop_early(self) -> None:
         if self._early is not None:

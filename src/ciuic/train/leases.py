@@ -4,10 +4,13 @@ They are leased for as long as the hub may be away. What is in hand is told with
 it back when others run dry, and says what of it others have taken while this worker was out of touch.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
+from ciuic.errors import CiuicError
 from ciuic.ledger.intervals import IntervalSet, Range
 from ciuic.net import messages as m
 from ciuic.net.client import HubClient
@@ -22,6 +25,7 @@ TELL_S = 5.0
 """How often a worker that has enough tells what it has."""
 MOST_RANGES = 1024
 """So many ranges in hand are told."""
+_log = logging.getLogger("ciuic.train")
 
 
 class Leases:
@@ -52,6 +56,7 @@ class Leases:
         self.final_versions: list[int] | None = None
         """Set when the hub says that the run is complete."""
         self.cpu_s = 0.0
+        self._ahead: threading.Thread | None = None
 
     # ---- the training thread
 
@@ -134,9 +139,28 @@ class Leases:
                 what="leasing samples",
             )
             self.take_reply(reply)
+            _log.debug("leases: asked for %d samples, %s", count, reply.status)
             self.cpu_s = time.thread_time()
             if reply.status == "wait" and not reply.give_back and count:
                 stop.wait(self._pause_s())
+
+    def ask_ahead(self, client: HubClient) -> None:
+        """Send the first request now, on a thread of its own, while the base is still caught up."""
+
+        def ask() -> None:
+            with suppress(CiuicError):  # the loop asks the same again
+                reply = post(client, self._run_id, "lease", self.request(self._wanted()), m.LeaseReply)
+                _log.debug("leases: asked ahead, %s", reply.status)
+                self.take_reply(reply)
+            client.close()
+
+        self._ahead = threading.Thread(target=ask, name="ciuic-first-lease", daemon=True)
+        self._ahead.start()
+
+    def asked_ahead(self) -> None:
+        """Wait for the answer to the first request; before `loop`."""
+        if self._ahead is not None:
+            self._ahead.join()
 
     def _wanted(self) -> int:
         """How many samples to ask for; waits while there are enough, and then tells only (0)."""

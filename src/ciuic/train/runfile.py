@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -13,6 +14,12 @@ from ciuic.net.tls import Purpose
 
 DRAINED = 75
 """Exit code of a worker that left before the run was complete: whoever did not ask for that starts it again."""
+
+
+class Connect(Protocol):
+    """How a connection is made; `url`: of a shard, empty for the hub."""
+
+    def __call__(self, purpose: Purpose, url: str = "") -> HubClient: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,17 +20,17 @@ from torch.utils.data import DataLoader
 from ciuic.errors import CiuicError, TrainingLoopError
 from ciuic.job import Job
 from ciuic.ledger.intervals import Range
-from ciuic.train import rendezvous
+from ciuic.train.approach import Approach
 from ciuic.train.current import set_current_run
 from ciuic.train.engine import Engine
 from ciuic.train.entrance import DataFacts
 from ciuic.train.gang import Decision, Gang, Order
 from ciuic.train.gradient_engine import GradientEngine
 from ciuic.train.gradients import GradientTap, stepping_layout
+from ciuic.train.joining import begin_approach
 from ciuic.train.loader import LeasedLoader, LeaseSource, check_loader, dataset_samples, to_numbers
 from ciuic.train.meter import Meter
-from ciuic.train.own_program import tell_errors_plainly
-from ciuic.train.runfile import DRAINED, RunFile, read_run_file
+from ciuic.train.runfile import DRAINED, RunFile
 from ciuic.train.sharded_state import ShardedState, make_state
 from ciuic.train.sharding import is_sharded, reshard, shard_model
 from ciuic.train.state import ModelState
@@ -39,21 +39,11 @@ from ciuic.train.two_syncs import check_not_synchronised
 _log = logging.getLogger("ciuic.train")
 
 
-def join() -> "Run":
-    """This process's place in the run that its agent started. Raises NotInRunError elsewhere.
-
-    From then on a CiuicError that the program does not catch is told as error, cause and next, with its exit code,
-    and torch.distributed knows ciuic://.
-    """
-    tell_errors_plainly()
-    rendezvous.register()
-    return Run(read_run_file())
-
-
 class Run:
     """One worker's side of a run."""
 
-    def __init__(self, info: RunFile) -> None:
+    def __init__(self, info: RunFile, approach: Approach | None = None) -> None:
+        """`approach`: what was begun for it already."""
         self.job: Job = info.job
         """The job as it was resolved by the hub."""
         self.node_id = info.node_id
@@ -75,6 +65,7 @@ class Run:
         self._progress = 0.0
         self._drain_asked = False
         self._attaching = False
+        self._approach = approach or begin_approach(info)
         self.drained = False
         """Whether this worker left on request (SIGTERM) before the run was complete."""
 
@@ -168,6 +159,7 @@ class Run:
     def close(self, failure: BaseException | None = None) -> None:
         """Leave early (the program ends before the loader does): leases go back, threads stop."""
         engine, self._engine = self._engine, None
+        self._approach.close()
         if engine is not None:
             detail = f"{type(failure).__name__}: {failure}"[:300] if failure else ""
             engine.leave("failed" if failure else "stopped", detail)
@@ -190,12 +182,13 @@ class Run:
             "state": self._state,
             "meter": self._meter,
             "data": facts,
-            "connect": self._info.connect,
+            "approach": self._approach,
             "evaluate": self._evaluate_base if self._evaluate else None,
         }
         engine = Engine(**parts) if self._tap is None else GradientEngine(**parts, tap=self._tap)
         self._attaching = True
         engine.attach()
+        self._approach.close()
         self._attaching = False
         self._engine, self._progress = engine, engine.progress
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from ciuic.errors import CiuicError, render_error
+from ciuic.train.joining import begin_approach
 from ciuic.train.runfile import DRAINED, RunFile, read_run_file
 
 
@@ -34,10 +35,11 @@ def _become(command: list[str]) -> None:
 
 
 def _train(info: RunFile) -> int:
+    approach = begin_approach(info)  # before torch is imported
     from ciuic.train.session import Run
     from ciuic.train.trainer import train
 
-    run = Run(info)
+    run = Run(info, approach)
     try:
         train(run)
     except BaseException as error:  # also SystemExit: the hub is told, leases go back; then it goes on up

@@ -51,3 +51,12 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "us.jsonl").write_text(f'{whole}\n{{"pid": 1, "ev')
     assert len(read_site(tmp_path / "us.jsonl").lines) == 1
     assert read_site(tmp_path / "eu.jsonl").lines == ()
+
+
+def test_a_timeline_is_what_was_logged_between_two_times_as_seconds_since_the_first() -> None:
+    lines = (
+        {"event": "imported", "at_s": 5.0},
+        {"event": "log", "text": "a", "at_s": 5.5},
+        {"event": "step", "at_s": 9},
+    )
+    assert SiteLog(lines=lines).timeline(5.0, 8.0) == [(0.0, "imported"), (0.5, "a")]

@@ -7,9 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ciuic.errors import NotFoundError
+from ciuic.hub.run import courtesy as courtesy_module
 from ciuic.hub.run.courtesy import FRESH_S, LONGEST_WAIT_S, SOCKET, ChunkLists, Courtesy, unsent_bytes
+from ciuic.net.chunks import LARGE_BYTES, list_in
+from ciuic.net.messages import FragmentState
 
 
 class Clock:
@@ -85,3 +89,18 @@ def test_a_list_of_chunks_follows_its_file(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(NotFoundError):
         lists.of(file)
+
+
+def test_an_attachment_names_the_chunks_of_a_snapshot_that_is_here_and_quickly_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists, file = ChunkLists(), tmp_path / "snapshot"
+    file.write_bytes(bytes(LARGE_BYTES + 1))
+    state = FragmentState(version=9, digest="d", snapshot_version=7, snapshot_bytes=LARGE_BYTES + 1)
+    listed = list_in(lists.into(state, lambda: file))
+    assert listed == lists.of(file)
+    for other in (replace(state, url="https://shard:1"), replace(state, snapshot_bytes=LARGE_BYTES)):
+        assert list_in(lists.into(other, lambda: file)) is None, "at a shard; or replaced meanwhile"
+    assert list_in(lists.into(state, lambda: tmp_path / "gone")) is None
+    monkeypatch.setattr(courtesy_module, "LISTED_AT_ONCE_BYTES", LARGE_BYTES)
+    assert list_in(lists.into(state, lambda: file)) is None

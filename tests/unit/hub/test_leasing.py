@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -417,5 +418,5 @@ class Leasings(RuleBasedStateMachine):
 
 TestLeasings = Leasings.TestCase
 TestLeasings.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(30, 600), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

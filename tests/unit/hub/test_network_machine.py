@@ -5,11 +5,11 @@ stopped processes, partitions, drains, goodbyes, evictions, runs that are submit
 workers, a hub that is killed, stands still, or whose wall clock jumps; with ledgers on real files.
 """
 
-import os
 from collections import Counter
 from typing import Any
 
 import msgspec
+from examples import examples, is_soak
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -315,6 +315,8 @@ class NetworkMachine(RuleBasedStateMachine):
         state = self.world.hub.state
         for run in state.queue.runs.values():
             members = state.queue.members(run.run_id)
+            assert members == [node for node in state.nodes.values() if node.run_id == run.run_id]
+            assert state.queue.names(run.run_id) == {node.node_id for node in members}
             assert run.max_nodes is None or len(members) <= run.max_nodes
             assert run.state in ("running", "stopping", "finished") or not members
             assert all(node.presence in ("here", "suspect") for node in members)
@@ -337,6 +339,7 @@ class NetworkMachine(RuleBasedStateMachine):
             counts = ledger.info(full=False)["samples"]
             assert counts.lost == 0
             present = set(ledger.present())
+            assert present == {member.node for member in ledger.members.values() if member.is_present}
             assert all(not held or name in present for name, held in ledger.samples.leased.items()), (
                 "samples of the dead"
             )
@@ -392,9 +395,9 @@ class NetworkMachine(RuleBasedStateMachine):
 
 TestNetworkMachine: Any = NetworkMachine.TestCase
 TestNetworkMachine.settings = settings(
-    max_examples=int(os.environ.get("CIUIC_EXAMPLES", "60")),
+    max_examples=examples(30, 600),
     stateful_step_count=40,
     deadline=None,
-    derandomize="CIUIC_EXAMPLES" not in os.environ,  # the soak looks further each time
+    derandomize=not is_soak(),  # the soak looks further each time
     suppress_health_check=list(HealthCheck),
 )

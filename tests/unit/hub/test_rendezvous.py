@@ -4,6 +4,7 @@ import itertools
 
 import msgspec
 import pytest
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -553,5 +554,5 @@ class AnyOrder(RuleBasedStateMachine):
             assert place.generation == max(seen, default=place.generation)
 
 
-AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=examples(60, 600), stateful_step_count=40, deadline=None)
 TestAnyOrder = AnyOrder.TestCase

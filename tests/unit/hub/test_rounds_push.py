@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rounds_world import Make, Rounds, many_rounds
 
 from ciuic.errors import FrameError, NotFoundError, RoleError
+from ciuic.hub.run import fragment_rounds
 from ciuic.ledger.entry import Push, entry_from_frame, push_from_frame
 
 
@@ -51,6 +52,21 @@ def test_a_round_closes_when_all_have_pushed_and_everybody_is_woken(make: Make) 
     assert rounds.wakes > wakes
     told = rounds.latest("round.closed")
     assert f"round {version + 1} closed by complete: n0, n1, n2; 15 tokens" in told
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
+def test_all_who_ask_for_the_newest_entry_get_what_is_in_the_log(
+    make: Make, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
+) -> None:
+    monkeypatch.setattr(fragment_rounds, "KEPT_BYTES", kept_bytes)
+    rounds = make()
+    rounds.settled("n0")
+    for _ in range(3):
+        rounds.train("n0")
+        before, log = rounds.version - 1, rounds.ledger.local_fragments()[0].store.log
+        first, second = (rounds.ledger.entries_after(0, before, 1) for _ in range(2))
+        assert first == second == [log.read(len(log) - 1)]
+        assert rounds.ledger.entries_after(0, rounds.version, 1) == []
 
 
 def test_a_round_closes_at_its_deadline_without_the_missing_node(make: Make) -> None:

@@ -1,10 +1,10 @@
 """Shards under random schedules: late views, lost reports, deaths of hub and shards, moves at any moment."""
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
+from examples import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -127,7 +127,7 @@ class Shards(RuleBasedStateMachine):
 
 TestShards = Shards.TestCase
 TestShards.settings = settings(
-    max_examples=int(os.environ.get("CIUIC_EXAMPLES", "20")),
+    max_examples=examples(8, 200),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ciuic.errors import ConflictError, FrameError
+from ciuic.hub.api import spool as spool_module
 from ciuic.hub.api.spool import FULL_BODIES, Spool, Upload
 from ciuic.net.chunks import ChunksReply, Manifest, manifest_of
 
@@ -176,3 +177,65 @@ def test_taking_up_a_large_file_keeps_nobody_else_waiting(tmp_path: Path, monkey
     assert not other.is_alive()
     go_on.set()
     reader.join(60)
+
+
+def whole(spool: Spool, body: bytes) -> Upload:
+    manifest = small_manifest(body)
+    upload = spool.open(KEY, manifest, LIMIT)
+    for index in range(manifest.count):
+        upload.store(index, part(body, manifest, index))
+    return upload
+
+
+def test_a_whole_body_becomes_the_pushs_file_without_being_written_again(tmp_path: Path) -> None:
+    body, place = os.urandom(3 * SIZE + 5), tmp_path / "pushes" / "us.1.1"
+    place.parent.mkdir()
+    spool = Spool(tmp_path / "spool")
+    upload = whole(spool, body)
+    inode = upload.path.stat().st_ino
+    assert upload.keep_as(place)
+    assert (place.stat().st_ino, place.read_bytes()) == (inode, body)
+    assert not upload.path.exists()
+    upload.finish(ChunksReply(done=True))
+    spool.leave(upload)
+    spool.close()
+    assert place.read_bytes() == body, "the end of the upload must not touch the push"
+
+
+def test_bytes_and_names_are_flushed_in_that_order_before_a_push_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "pushes" / "us.1.1"
+    place.parent.mkdir()
+    upload = whole(Spool(tmp_path / "spool"), os.urandom(SIZE))
+    flushed: list[tuple[str, bool]] = []
+    real = os.fsync
+
+    def watched(descriptor: int) -> None:
+        flushed.append((os.readlink(f"/proc/self/fd/{descriptor}"), place.exists()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    assert upload.keep_as(place)
+    assert flushed == [(str(upload.path), False), (str(place.parent), True)]
+
+
+def test_a_file_that_cannot_be_moved_or_may_be_lost_is_left_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path / "spool")
+    upload = whole(spool, os.urandom(SIZE))
+    assert not upload.keep_as(tmp_path / "no such folder" / "us.1.1")
+    (tmp_path / "pushes").mkdir()
+    place = tmp_path / "pushes" / "us.1.1"
+    half = spool.open(("run-1", "eu"), small_manifest(os.urandom(2 * SIZE)), LIMIT)
+    assert not half.keep_as(place)
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(spool_module, "FLUSH_BYTES", SIZE)
+    monkeypatch.setattr(os, "fdatasync", refuse)
+    doubtful = whole(spool, os.urandom(2 * SIZE))
+    assert not doubtful.keep_as(place), "the kernel tells of a failed flush only once"
+    assert not place.exists()

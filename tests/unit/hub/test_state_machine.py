@@ -1,5 +1,6 @@
 """Any interleaving of joins, beats, silence, deaths, evictions, runs and restarts of the hub keeps the promises."""
 
+from examples import examples
 from hub_world import World
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -186,7 +187,7 @@ class Membership(RuleBasedStateMachine):
 
 
 class TestMembership(Membership.TestCase):
-    settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=examples(60, 600), stateful_step_count=40, deadline=None)
 
 
 def test_a_started_run_is_opened_before_its_nodes_are_woken() -> None:

@@ -1,11 +1,11 @@
 """The protocol of hub and nodes under random schedules: every invariant, whatever is lost, doubled, late or killed."""
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -116,7 +116,7 @@ class Protocol(RuleBasedStateMachine):
 
 TestProtocol = Protocol.TestCase
 TestProtocol.settings = settings(
-    max_examples=int(os.environ.get("CIUIC_EXAMPLES", "100")),
+    max_examples=examples(30, 1000),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -1,5 +1,6 @@
 """The sample ledger against plain sets: no sample is ever nowhere, and the run ends with each one committed."""
 
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -125,7 +126,7 @@ class Samples(RuleBasedStateMachine):
 
 
 TestSamples = Samples.TestCase
-TestSamples.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestSamples.settings = settings(max_examples=examples(80, 2000), stateful_step_count=30, deadline=None)
 
 
 def test_every_sample_is_leased_once_and_committed_once_when_nobody_dies() -> None:

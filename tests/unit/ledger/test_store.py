@@ -332,3 +332,29 @@ def test_state_is_compared_bit_for_bit_here(fragment: Fragment) -> None:
     before = fragment.state()
     fragment.hub.residual.view(np.uint32)[3] ^= np.uint32(1)
     assert fragment.state() != before
+
+
+class Moved:
+    """A spooled file that can, or cannot, become a push's."""
+
+    def __init__(self, source: Path, *, works: bool) -> None:
+        self.source, self.works = source, works
+
+    def keep_as(self, path: Path) -> bool:
+        if self.works:
+            self.source.replace(path)
+        return self.works
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_push_is_the_spooled_file_or_written_when_that_cannot_be(tmp_path: Path, works: bool) -> None:
+    store = FragmentStore(tmp_path / "fragment", 8)
+    source = tmp_path / "spooled"
+    source.write_bytes(b"the push")
+    inode = source.stat().st_ino
+    store.save_push(("us", 1, 1), b"the push", Moved(source, works=works))
+    path = store.push_path(("us", 1, 1))
+    assert path.read_bytes() == b"the push"
+    assert (path.stat().st_ino == inode) == works
+    assert store.push_keys() == [("us", 1, 1)]
+    store.close()

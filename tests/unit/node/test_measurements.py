@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ciuic.net.child import ask_child
 from ciuic.net.url import HubAddress
 from ciuic.node.measurements import STALE_S, Measurements, keep_measurements, load_measurements
 from ciuic.node.processor_speed import measure_flops
-from ciuic.node.speeds import ask_child, measure_disk
+from ciuic.node.speeds import measure_disk
 from ciuic.node.vitals import own_address
 
 NOW = 1_700_000_000.0
@@ -87,6 +88,11 @@ def test_a_child_that_does_not_answer_is_ended_and_its_reason_told() -> None:
     assert "no answer" in str(ask_child("http.server", "0", "--bind", "127.0.0.1", limit_s=0.3)["problem"])
     assert "No module named" in str(ask_child("ciuic.no_such_module", limit_s=60.0)["problem"])
     assert ask_child("platform", limit_s=60.0).keys() == {"problem"}
+
+
+def test_a_child_is_asked_on_its_standard_input() -> None:
+    assert ask_child("json.tool", limit_s=60.0, question='{"a": [1, "b"]}') == {"a": [1, "b"]}
+    assert "problem" in ask_child("json.tool", limit_s=60.0, question='{"a": "' + 99 * "b" + '"}', answer_limit=50)
 
 
 def test_a_child_ends_as_soon_as_the_node_has_work() -> None:

@@ -14,6 +14,12 @@ from ciuic.net import messages as m
 from ciuic.train.leases import Leases
 
 
+@pytest.fixture(autouse=True)
+def _tell_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has enough samples looks up soon, so that a test need not wait for it."""
+    monkeypatch.setattr("ciuic.train.leases.TELL_S", 0.1)
+
+
 class Hub:
     """Stands where the HubClient stands: answers lease requests from what the test gives it."""
 
@@ -253,3 +259,29 @@ def test_who_has_samples_for_long_asks_seldom() -> None:
         assert len(hub.requests) == 1, "it has enough for minutes"
         assert leases.take(400)
         until(lambda: len(hub.requests) > 4)
+
+
+class Closing(Hub):
+    """A hub on a connection that is closed after the one request."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_the_first_request_goes_ahead_of_the_loop_and_is_repeated_there_when_it_fails() -> None:
+    ahead = Closing(100)
+    leases = Leases("r1", 1, chunk=8, ahead=8)
+    leases.ask_ahead(ahead)  # type: ignore[arg-type]  # ty: ignore[invalid-argument-type]
+    leases.asked_ahead()
+    assert leases.ready == [(0, 8)]
+    assert ahead.is_closed
+    assert [request.request_id for request in ahead.requests] == [1]
+
+    failing = Closing(100, fail_every=1)
+    leases = Leases("r1", 1, chunk=8, ahead=8)
+    leases.ask_ahead(failing)  # type: ignore[arg-type]  # ty: ignore[invalid-argument-type]
+    leases.asked_ahead()
+    assert leases.ready == []
+    assert leases.request(8).request_id == 1, "the hub may have granted it: the same again"

@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from ciuic.doctor.preflight.dialing import Link
 from ciuic.doctor.preflight.interfaces import is_loopback
 from ciuic.doctor.preflight.records import Check, Facts, fail, ok, unknown, warn
@@ -143,6 +145,16 @@ def compare_layouts(nodes: Sequence[Facts]) -> list[Check]:
     return [ok("model", detail, parameters=one.parameters, trainable=one.trainable, tensors=one.tensors)]
 
 
+def with_difference(checks: Sequence[Check], first: str) -> list[Check]:
+    """The same, with the first tensor that differs in the line about the model."""
+    return [
+        msgspec.structs.replace(check, detail=f"{check.detail}; {first}")
+        if first and check.name == "model" and check.result == "fail"
+        else check
+        for check in checks
+    ]
+
+
 def first_difference(layouts: Mapping[int, Sequence[str]]) -> str:
     """The first parameter at which two nodes' lists (one text per tensor) differ; empty when none does."""
     ranks = sorted(layouts)
@@ -194,7 +206,7 @@ def _reach(nodes: Sequence[Facts], links: Mapping[int, Sequence[Link]]) -> list[
     ]
     times = [link.rtt_s for found in links.values() for link in found if not link.problem]
     if not checks and times:
-        detail = f"{len(times)} ways, round trips {format_duration(min(times))} to {format_duration(max(times))}"
+        detail = f"{len(times)} ways, round trips {_ms(min(times))} to {_ms(max(times))}"
         checks.append(ok("every pair", detail, ways=len(times), longest_rtt_s=max(times)))
     return checks
 
@@ -208,10 +220,14 @@ def _clocks(links: Mapping[int, Sequence[Link]]) -> list[Check]:
         return [unknown("clocks", "no node reached rank 0 directly")]
     rank, worst = max(found.items(), key=lambda item: abs(item[1].offset_s))
     side = "behind" if worst.offset_s > 0 else "ahead of"
-    known_to = format_duration(worst.rtt_s / 2)
-    detail = f"rank {rank} is {format_duration(abs(worst.offset_s))} {side} rank 0 (known to {known_to})"
+    offset = format_duration(abs(worst.offset_s)) if abs(worst.offset_s) >= 1 else _ms(abs(worst.offset_s))
+    detail = f"rank {rank} is {offset} {side} rank 0 (known to {_ms(worst.rtt_s / 2)})"
     judge: Callable[..., Check] = ok
     if abs(worst.offset_s) >= CLOCK_WARN_S:
         judge = fail if abs(worst.offset_s) >= CLOCK_FAIL_S else warn
     remedy = "" if judge is ok else "run an NTP client there; logs and checkpoints carry this clock"
     return [judge("clocks", detail, next=remedy, rank=None if judge is ok else rank, offset_s=worst.offset_s)]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"

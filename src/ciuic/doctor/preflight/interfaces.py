@@ -138,22 +138,22 @@ def check_interfaces(
     environment: Mapping[str, str], interfaces: Sequence[Interface], resolved: Sequence[str], *, nnodes: int, gpus: int
 ) -> list[Check]:
     """One line for the host's name, one for gloo, one for NCCL where there are GPUs (or its variable is set)."""
-    checks = [_check_name(resolved, nnodes)]
+    checks = [_check_name(resolved, nnodes, bool(environment.get(GLOO)))]
     checks.append(_check_choice("gloo interface", gloo_choice(environment, interfaces, resolved), GLOO, nnodes))
     if gpus or environment.get(NCCL):
         checks.append(_check_choice("nccl interface", nccl_choice(environment, interfaces), NCCL, nnodes))
     return checks
 
 
-def _check_name(resolved: Sequence[str], nnodes: int) -> Check:
+def _check_name(resolved: Sequence[str], nnodes: int, overruled: bool) -> Check:
     name = socket.gethostname()
     if not resolved:
         detail = f"{name} does not resolve"
-        if nnodes == 1:
-            return unknown("host name", f"{detail}; with one node nothing depends on it")
+        if nnodes == 1 or overruled:
+            return unknown("host name", f"{detail}; nothing depends on it here")
         return warn("host name", detail, next=f"add {name} to /etc/hosts, or set {GLOO}")
     detail = f"{name} is {', '.join(resolved)}"
-    if nnodes > 1 and is_loopback(resolved[0]):
+    if nnodes > 1 and is_loopback(resolved[0]) and not overruled:
         text = f"{detail}: a library that announces it announces loopback"
         return warn("host name", text, next=f"give {name} its network address in /etc/hosts, or set {GLOO} and {NCCL}")
     return ok("host name", detail)
@@ -165,7 +165,9 @@ def _check_choice(check: str, choice: Choice, variable: str, nnodes: int) -> Che
     detail = f"{choice.interface} {choice.address}: {choice.why}"
     if nnodes > 1 and is_loopback(choice.address):
         return warn(
-            check, f"{detail}; other machines cannot reach it", next=f"set {variable} to the interface between the nodes"
+            check,
+            f"{detail}; other machines cannot reach it",
+            next=f"set {variable} to the interface between the nodes",
         )
     if nnodes > 1 and choice.interface.startswith(BRIDGES):
         return warn(

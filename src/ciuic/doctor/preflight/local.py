@@ -90,5 +90,3 @@ def _machine() -> str:
         return _BOOT.read_text().strip()
     except OSError:
         return socket.gethostname()
-
-

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -21,7 +22,7 @@ FILES_FAIL, FILES_WARN = 256, 4096
 PROCESSES_WARN = 1024
 DISK_FAIL_BYTES, DISK_WARN_BYTES = 500 * 1000**2, 5 * 1000**3
 MEMORY_FAIL_BYTES, MEMORY_WARN_BYTES = 500 * 1000**2, 2 * 1000**3
-SHARED = Path("/dev/shm")  # noqa: S108 - the place itself is what is looked at
+SHARED = Path("/dev/shm")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _INFINIBAND = Path("/sys/class/infiniband")
 
@@ -31,7 +32,9 @@ def check_shared_memory(folder: Path = SHARED) -> Check:
     try:
         usage = shutil.disk_usage(folder)
     except OSError as error:
-        return unknown("shared memory", f"{folder}: {error.strerror}", next="use DataLoader(num_workers=0), or mount it")
+        return unknown(
+            "shared memory", f"{folder}: {error.strerror}", next="use DataLoader(num_workers=0), or mount it"
+        )
     return judge_shared_memory(usage.free, usage.total)
 
 
@@ -39,7 +42,7 @@ def judge_shared_memory(free_bytes: int, total_bytes: int) -> Check:
     """DataLoader workers die with `Bus error` when it is full."""
     detail = f"{format_bytes(free_bytes)} free of {format_bytes(total_bytes)} in /dev/shm"
     remedy = "in a container: docker run --shm-size=8g (or --ipc=host); else remove old files there"
-    values = {"free_bytes": free_bytes, "total_bytes": total_bytes}
+    values: dict[str, Any] = {"free_bytes": free_bytes, "total_bytes": total_bytes}
     if free_bytes < SHARED_FAIL_BYTES:
         return fail("shared memory", f"{detail}: DataLoader workers would die of a bus error", next=remedy, **values)
     if free_bytes < SHARED_WARN_BYTES:
@@ -139,7 +142,7 @@ def check_threads(environment: Mapping[str, str], processors: Processors, nproc:
     wish = environment.get("OMP_NUM_THREADS", "")
     by_quota = "" if processors.quota is None else f" (the container may use {processors.quota:g} of them)"
     have = f"{processors.usable} processors{by_quota}"
-    values = {"processors": float(room), "nproc": nproc}
+    values: dict[str, Any] = {"processors": float(room), "nproc": nproc}
     if wish and not wish.split(",")[0].strip().isdigit():
         detail = f"OMP_NUM_THREADS={wish} is not a number"
         return fail("threads", detail, next="give a number, for example OMP_NUM_THREADS=1", **values)
@@ -151,7 +154,7 @@ def check_threads(environment: Mapping[str, str], processors: Processors, nproc:
         return warn("threads", detail, next=f"export OMP_NUM_THREADS={share}", threads=nproc, **values)
     each = int(wish.split(",")[0]) if wish else processors.usable
     threads = each * nproc
-    detail = f"{nproc} processes x {each} threads on {have}"
+    detail = f"{nproc} process{'es' if nproc > 1 else ''} x {each} threads on {have}"
     if threads > 1.5 * room and threads > 1:
         share = max(1, int(room // nproc))
         remedy = f"export OMP_NUM_THREADS={share}" if share * nproc <= 1.5 * room else "start fewer processes here"

@@ -97,7 +97,11 @@ def listeners(port: int) -> list[str] | None:
     for entry in open_ports:
         if entry.status == psutil.CONN_LISTEN and entry.laddr.port == port:
             try:
-                name = "another user's program" if entry.pid is None else f"{psutil.Process(entry.pid).name()} (pid {entry.pid})"
+                name = (
+                    "another user's program"
+                    if entry.pid is None
+                    else f"{psutil.Process(entry.pid).name()} (pid {entry.pid})"
+                )
             except psutil.Error:
                 name = f"pid {entry.pid}"
             found.append(name)

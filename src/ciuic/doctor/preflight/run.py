@@ -7,6 +7,7 @@ import msgspec
 
 from ciuic.doctor.preflight.local import look_here
 from ciuic.doctor.preflight.records import Check, Errand, Report, Settings, fail, unknown
+from ciuic.doctor.preflight.variables import DEBUG, is_level
 from ciuic.errors import UsageError
 from ciuic.net.child import ask_child
 
@@ -26,7 +27,8 @@ def run_preflight(settings: Settings, environment: Mapping[str, str], folder: Pa
     facts = look_here(settings, environment, folder)
     question = msgspec.json.encode(Errand(settings=settings, facts=facts)).decode()
     limit_s = TORCH_LIMIT_S + (300.0 if settings.count else 0.0) + 3 * settings.wait_s * (settings.nnodes > 1)
-    answer = ask_child(PROBE, limit_s=limit_s, question=question, answer_limit=ANSWER_LIMIT)
+    more = {} if is_level(environment) else {DEBUG: "OFF"}  # has its own line: the rest shall be looked at all the same
+    answer = ask_child(PROBE, limit_s=limit_s, more=more, question=question, answer_limit=ANSWER_LIMIT)
     if "problem" not in answer:
         try:
             return msgspec.convert(answer, Report)

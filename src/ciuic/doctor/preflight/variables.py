@@ -45,12 +45,17 @@ def compared_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def is_level(environment: Mapping[str, str]) -> bool:
+    """Whether torch takes the debug level that is set; an empty text is none that it takes."""
+    return DEBUG not in environment or environment[DEBUG].upper() in LEVELS
+
+
 def check_variables(environment: Mapping[str, str]) -> list[Check]:
     """One line per variable that is wrong, old, slow or misspelt; one that says that none is."""
     checks = []
-    level = environment.get(DEBUG, "")
-    if level and level.upper() not in LEVELS:
-        checks.append(fail("variables", f"{DEBUG}={level} is refused by torch", next=f"one of: {', '.join(LEVELS)}"))
+    if not is_level(environment):
+        detail = f"{DEBUG}={environment[DEBUG]!r}: torch.distributed cannot be imported with it"
+        checks.append(fail("variables", detail, next=f"unset it, or one of: {', '.join(LEVELS)}"))
     for name, new in RENAMED.items():
         if name in environment:
             checks.append(warn("variables", f"{name} is an old name", next=f"set {new} instead"))

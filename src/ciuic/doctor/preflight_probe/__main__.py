@@ -6,6 +6,7 @@ Whatever libraries and the model's own code print goes to stderr.
 import os
 import platform
 import sys
+from typing import Any
 
 import msgspec
 import torch
@@ -75,7 +76,7 @@ def _built(settings: Settings, answer: dict[str, object]) -> tuple[Check, Layout
         return fail("model", f"it cannot be built: {answer['problem']}", next=remedy), None, []
     built = msgspec.convert(answer["layout"], Layout)
     detail = f"{built.parameters} parameters, {built.trainable} of them trainable, in {built.tensors} tensors"
-    values = {"parameters": built.parameters, "trainable": built.trainable}
+    values: dict[str, Any] = {"parameters": built.parameters, "trainable": built.trainable}
     check = Check(name="model here", result="ok", detail=detail, values=values)
     if not built.trainable:
         remedy = "set requires_grad on what is to be trained"

@@ -32,7 +32,9 @@ def judge_devices(facts: Facts, visible: str | None, answer: Mapping[str, object
     nothing = f"the driver lists {driver}, torch finds {count}{setting}"
     if driver and not count:
         why = built or f"torch {torch.__version__} is built without CUDA"
-        remedy = "install a torch build that fits the driver (nvidia-smi)" if visible is None else "correct that variable"
+        remedy = (
+            "install a torch build that fits the driver (nvidia-smi)" if visible is None else "correct that variable"
+        )
         return [fail("gpus", f"{nothing}; {why}", next=remedy, driver=driver, torch=count)]
     if not count:
         return [ok("gpus", "none, and the driver lists none")]

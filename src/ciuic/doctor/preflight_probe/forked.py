@@ -25,7 +25,7 @@ class Child:
         order_end, self._order_fd = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        parent = os.getpid()
+        parent, self._ended = os.getpid(), False
         self._pid = os.fork()
         if self._pid == 0:
             os.close(self._answer_fd)
@@ -67,12 +67,14 @@ class Child:
         return {"problem": f"ended with code {os.waitstatus_to_exitcode(status)}"}
 
     def close(self) -> None:
-        """End it without an answer."""
-        self._end(complete=False)
+        """End it, if it has not answered."""
+        if not self._ended:
+            self._end(complete=False)
 
     def _end(self, complete: bool) -> int:
+        self._ended = True
         if not complete:
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self._pid, signal.SIGKILL)  # it is ours until waitpid: the number cannot be another's
         _, status = os.waitpid(self._pid, 0)
         os.close(self._answer_fd)
         os.close(self._order_fd)

@@ -1,4 +1,4 @@
-"""Small real things, each in a forked child: a process group with gloo or NCCL, DDP with the debug level that is set."""
+"""Small real things, each in a forked child: a process group with gloo or NCCL, DDP with the debug level in force."""
 
 import os
 import time

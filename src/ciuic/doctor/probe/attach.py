@@ -7,10 +7,11 @@ from types import TracebackType
 from typing import Any
 
 from ciuic.doctor.environment import ADDRESS, EVERY, EVERY_DEFAULT, TOKEN
+from ciuic.doctor.facts import LEFT_IN
 from ciuic.doctor.probe.calls import Calls
 from ciuic.doctor.probe.courier import Courier
-from ciuic.doctor.probe.later import attach_later
 from ciuic.doctor.probe.hooks import hook_model, install
+from ciuic.doctor.probe.later import attach_later
 from ciuic.doctor.probe.part import Model, Part
 from ciuic.doctor.probe.parts import all_parts
 from ciuic.doctor.probe.patches import Patches
@@ -45,8 +46,8 @@ class Attached:
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._hook
         self.patches.undo()
-        self.probe.enter("end")
-        self.probe.courier.close(self._how, **self.probe.gather("ends"))
+        left_in = self.probe.enter("end")  # not `other`: an error ended it there, even one that somebody caught
+        self.probe.courier.close(self._how, **{LEFT_IN: left_in, **self.probe.gather("ends")})
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
         self._how = f"{kind.__name__}: {error}".splitlines()[0][:300]

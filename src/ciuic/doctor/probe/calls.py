@@ -1,5 +1,6 @@
 """Collectives of the program: the methods of torch's process groups tell the probe. DDP's own reductions do not pass here."""
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,21 +18,37 @@ METHODS = {
     "broadcast": "broadcast",
     "allgather": "all_gather",
     "_allgather_base": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
+    "allgather_coalesced": "all_gather_coalesced",
     "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
     "gather": "gather",
     "scatter": "scatter",
     "reduce_scatter": "reduce_scatter",
     "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
     "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
+    "all_to_all_single": "all_to_all_single",
     "barrier": "barrier",
+    "monitored_barrier": "monitored_barrier",
     "send": "send",
     "recv": "recv",
     "recv_anysource": "recv",
 }
-"""The method of a process group, and the name that torch.distributed gives it."""
+"""The method of a process group, old and new, and the name that torch.distributed gives it."""
 OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
+WORKS_HELD = 256
+"""Calls whose Work may still be waited for."""
+
+
+class _Group:
+    """What is known about a process group."""
+
+    def __init__(self, name: str, ranks: tuple[int, ...]) -> None:
+        self.name, self.ranks, self.number = name, ranks, 0
 
 
 class Calls:
@@ -39,9 +56,12 @@ class Calls:
 
     def __init__(self, probe: Probe, patches: Patches) -> None:
         self._probe = probe
-        self._numbers: dict[tuple[int, ...], int] = {}
+        self._groups: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
+        self._made: dict[str, int] = {}
+        self._works: dict[int, Call] = {}
         for method, name in METHODS.items():
             patches.around(dist.ProcessGroup, method, self._make(name))
+        patches.around(dist.Work, "wait", self._waits)
 
     def _make(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         probe = self._probe
@@ -55,21 +75,57 @@ class Calls:
                 probe.emit("collective_begin", call)
                 work = original(group, *arguments, **keywords)
                 probe.emit("collective_end", call)
-                if work is None:
-                    probe.enter(before)
+                probe.enter(before)
+                if work is not None:
+                    self._remember(work, call)
                 return work
 
             return collective
 
         return make
 
+    def _waits(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        probe = self._probe
+
+        def wait(work: Any, *arguments: Any, **keywords: Any) -> Any:
+            if getattr(probe._inside, "now", False):
+                return original(work, *arguments, **keywords)
+            before = probe.enter("collective")
+            probe.emit("collective_wait", self._works.pop(id(work), None))
+            result = original(work, *arguments, **keywords)
+            probe.enter(before)  # not after an error: then it left from here
+            return result
+
+        return wait
+
+    def _remember(self, work: Any, call: Call) -> None:
+        self._works[id(work)] = Call(
+            name=call.name, number=call.number, ranks=call.ranks, site=call.site, operation=call.operation, group=call.group
+        )
+        if len(self._works) > WORKS_HELD:
+            del self._works[next(iter(self._works))]
+
+    def _group(self, group: Any) -> _Group:
+        known = self._groups.get(group)
+        if known is None:
+            name = str(group.group_name)
+            times = self._made[name] = self._made.get(name, 0) + 1  # of one name again: after destroy_process_group
+            known = _Group(name if times == 1 else f"{name}#{times}", tuple(dist.get_process_group_ranks(group)))
+            self._groups[group] = known
+        return known
+
     def _call(self, name: str, group: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
-        ranks = tuple(dist.get_process_group_ranks(group))
-        number = self._numbers[ranks] = self._numbers.get(ranks, 0) + 1
+        known = self._group(group)
+        known.number += 1
         values = (*arguments, *keywords.values())
-        tensors = tuple(_tensors(values))
         return Call(
-            name=name, number=number, ranks=ranks, site=site(), tensors=tensors, operation=_operation(values)
+            name=name,
+            number=known.number,
+            ranks=known.ranks,
+            site=site(),
+            tensors=tuple(_tensors(values)),
+            operation=_operation(values),
+            group=known.name,
         )
 
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ciuic.doctor.record import Beat, Bye, Frames, FromRank, Hello, Question, Schedule, to_frame, to_rank
 from ciuic.doctor.record import Answer as AnswerMessage
+from ciuic.doctor.record import Beat, Bye, Frames, FromRank, Hello, Question, Schedule, to_frame, to_rank
 from ciuic.errors import FrameError
 
 BEAT_S = 0.5
@@ -28,16 +28,20 @@ class Courier:
     def __init__(self, address: tuple[str, int], token: str, *, rank: int, world: int) -> None:
         self._address, self._token = address, token
         self._rank, self._world = rank, world
-        self._queue: queue.Queue[FromRank] = queue.Queue(QUEUE_MAX)
+        self._queue: queue.Queue[FromRank | threading.Event] = queue.Queue(QUEUE_MAX)
+        self.connected = False
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
         os.set_blocking(self._wake_r, False)
         self._closing = threading.Event()
+        self._until_s = 0.0
         self._probe: Any = None
         self._thread = threading.Thread(target=self._serve, name="ciuic-doctor", daemon=True)
         self._frames = Frames()
         self.dropped = 0
         self.sent_bytes = 0
+        self.spent_s = 0.0
+        """Processor time of this thread so far."""
 
     def start(self, probe: Any) -> None:
         """Begin to carry; `probe` gives beats and answers (see Probe)."""
@@ -53,11 +57,22 @@ class Courier:
         with contextlib.suppress(OSError):
             os.write(self._wake_w, b"x")
 
+    def flush(self, wait_s: float) -> None:
+        """Give what was sent so far a moment to leave: what comes next may end the process."""
+        if not self.connected or threading.current_thread() is self._thread:
+            return
+        left = threading.Event()
+        with contextlib.suppress(queue.Full, OSError):
+            self._queue.put_nowait(left)
+            os.write(self._wake_w, b"x")
+            left.wait(wait_s)
+
     def close(self, how: str = "end", **facts: Any) -> None:
         """Last words; waits a bounded time until they have left."""
         if self._closing.is_set() or not self._thread.is_alive():
             return
         self.send(Bye(rank=self._rank, step=getattr(self._probe, "step", 0), how=how, facts=facts))
+        self._until_s = time.monotonic() + LAST_WORDS_S
         self._closing.set()
         with contextlib.suppress(OSError):
             os.write(self._wake_w, b"x")
@@ -71,6 +86,7 @@ class Courier:
                 with socket.create_connection(self._address, timeout=CONNECT_S) as link:
                     self._talk(link)
             except (OSError, FrameError):
+                self.connected = False
                 if self._closing.is_set():
                     return
                 self._closing.wait(RETRY_S)
@@ -81,22 +97,28 @@ class Courier:
         self._frames = Frames()
         hello = Hello(token=self._token, rank=self._rank, world=self._world, host=socket.gethostname(), pid=os.getpid())
         self._put(link, hello)
+        self.connected = True
         import select
 
         beat_at = 0.0
         while True:
-            ready, _, _ = select.select([link, self._wake_r], [], [], max(0.0, beat_at - time.monotonic()))
+            ready, _, _ = select.select([link, self._wake_r], [], [], self._patience_s(beat_at))
             if self._wake_r in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_r, 4096)
             self._drain(link)
-            if self._closing.is_set() and self._queue.empty():
+            if self._closing.is_set() and time.monotonic() >= self._until_s:
                 return
-            if link in ready:
+            if link in ready:  # also after the last words: the collector may have questions, and ends the connection itself
                 self._hear(link)
             if time.monotonic() >= beat_at:
                 self._put(link, self._beat())
                 beat_at = time.monotonic() + BEAT_S
+                self.spent_s = time.thread_time()
+
+    def _patience_s(self, beat_at: float) -> float:
+        until_s = min(beat_at, self._until_s) if self._closing.is_set() else beat_at
+        return max(0.0, until_s - time.monotonic())
 
     def _drain(self, link: socket.socket) -> None:
         while True:
@@ -104,7 +126,10 @@ class Courier:
                 message = self._queue.get_nowait()
             except queue.Empty:
                 return
-            self._put(link, message)
+            if isinstance(message, threading.Event):
+                message.set()
+            else:
+                self._put(link, message)
 
     def _put(self, link: socket.socket, message: FromRank) -> None:
         frame = to_frame(message)

@@ -23,8 +23,16 @@ def find_models(optimizer: Optimizer, known: Iterable[Model]) -> list[Model]:
     if not missing:
         return []
     modules = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if all(parameter.grad is None for parameter in own):
+        missing |= _trained(modules) - owned
     roots = outermost([m for m in modules if any(id(p) in missing for p in _parameters(m))])
     return [model_of(root, len(known) + at) for at, root in enumerate(roots)]
+
+
+def _trained(modules: list[nn.Module]) -> set[int]:
+    """Parameters that have a gradient."""
+    return {id(p) for module in modules for p in _parameters(module) if p.grad is not None}
 
 
 def outermost(modules: list[nn.Module]) -> list[nn.Module]:

@@ -33,6 +33,7 @@ def install(probe: Probe) -> Patches:
     _clipping(probe, patches)
     _states(probe, patches)
     _data(probe, patches)
+    _saved_tensors(probe, patches)
     return patches
 
 
@@ -42,6 +43,7 @@ def hook_model(probe: Probe, model: Model, patches: Patches) -> None:
     def begin(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
             model.forwards += 1
+            model.passes[0] += 1
         probe.enter("forward")
         probe.emit("forward_begin", model, inputs, keywords)
 
@@ -50,9 +52,12 @@ def hook_model(probe: Probe, model: Model, patches: Patches) -> None:
         probe.enter("other")
 
     def through(module: nn.Module, inputs: Any) -> None:
+        probe.emit("wrapper_begin", model)
         if torch.is_grad_enabled():
+            synced = bool(getattr(module, "require_backward_grad_sync", True))
             model.wrapper_forwards += 1
-            model.synced_forwards += bool(getattr(module, "require_backward_grad_sync", True))
+            model.synced_forwards += synced
+            model.passes[1:] = [model.passes[1] + 1, model.passes[2] + synced, int(synced)]
 
     patches.handle(model.module.register_forward_pre_hook(begin, with_kwargs=True))
     patches.handle(model.module.register_forward_hook(end))
@@ -118,13 +123,12 @@ def _schedulers(probe: Probe, patches: Patches) -> None:
 
     def make(original: Original) -> Original:
         def step(scheduler: Any, *arguments: Any, **keywords: Any) -> Any:
-            first = not hasattr(scheduler, "_ciuic_made")
             depth[0] += 1
             try:
                 result = original(scheduler, *arguments, **keywords)
             finally:
                 depth[0] -= 1
-            if not depth[0] and not first:
+            if not depth[0]:  # neither inside another one's step nor in a constructor
                 probe.emit("scheduler_step", scheduler)
             return result
 
@@ -137,7 +141,8 @@ def _schedulers(probe: Probe, patches: Patches) -> None:
                 original(scheduler, *arguments, **keywords)
             finally:
                 depth[0] -= 1
-            scheduler._ciuic_made = True
+            if not depth[0]:
+                probe.emit("scheduler_made", scheduler)
 
         return init
 
@@ -215,6 +220,7 @@ def _states(probe: Probe, patches: Patches) -> None:
     def load(original: Original) -> Original:
         def load_state_dict(target: Any, state: Any, *arguments: Any, **keywords: Any) -> Any:
             before = probe.enter("load")
+            probe.emit("loading", target, state)
             result = original(target, state, *arguments, **keywords)
             probe.emit("loaded", target, state, result)
             probe.enter(before)
@@ -231,12 +237,27 @@ def _states(probe: Probe, patches: Patches) -> None:
             before, began_s = probe.enter("save"), time.perf_counter()
             result = original(what, *arguments, **keywords)
             probe.emit("saved", what, time.perf_counter() - began_s)
+            probe.emit("saved_to", what, keywords.get("f", arguments[0] if arguments else None))
             probe.enter(before)
             return result
 
         return save
 
     patches.around(torch, "save", save)
+
+    def read(original: Original) -> Original:
+        def load(*arguments: Any, **keywords: Any) -> Any:
+            before = probe.enter("load")
+            try:
+                what = original(*arguments, **keywords)
+                probe.emit("read", keywords.get("f", arguments[0] if arguments else None), what)
+            finally:
+                probe.enter(before)
+            return what
+
+        return load
+
+    patches.around(torch, "load", read)
 
 
 def _data(probe: Probe, patches: Patches) -> None:
@@ -276,6 +297,28 @@ def _data(probe: Probe, patches: Patches) -> None:
     patches.around(DataLoader, "__iter__", begin)
     patches.around(_BaseDataLoaderIter, "__next__", following)
     patches.around(DistributedSampler, "set_epoch", epoch)
+
+
+def _saved_tensors(probe: Probe, patches: Patches) -> None:
+    kind = torch.autograd.graph.saved_tensors_hooks
+
+    def enter(original: Original) -> Original:
+        def __enter__(hooks: Any) -> None:  # noqa: N807 - it stands for that method
+            original(hooks)
+            probe.packing += 1
+
+        return __enter__
+
+    def leave(original: Original) -> Original:
+        def __exit__(hooks: Any, *arguments: object) -> None:  # noqa: N807 - it stands for that method
+            original(hooks, *arguments)
+            probe.packing -= 1
+            probe.packed_until = torch.autograd._get_sequence_nr()
+
+        return __exit__
+
+    patches.around(kind, "__enter__", enter)
+    patches.around(kind, "__exit__", leave)
 
 
 def initialised() -> bool:

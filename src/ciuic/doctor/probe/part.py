@@ -32,6 +32,9 @@ class Model:
     """Training forward passes of the module itself since the last optimizer step."""
     synced_forwards: int = 0
     """Of those through the wrapper, the ones after which DDP reduces (not under no_sync)."""
+    passes: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    """Training forward passes since the start: of the module, through the wrapper, of those with a reduction after
+    them, and whether the last one through the wrapper was such a one."""
 
     @property
     def name(self) -> str:
@@ -83,6 +86,8 @@ class Call:
     """Given to it (inputs and outputs as torch passes them)."""
     operation: str = ""
     """SUM, AVG ... where there is one."""
+    group: str = ""
+    """The group's name, the same on all of its ranks."""
 
 
 class Part:
@@ -118,6 +123,9 @@ class Part:
     def scheduler_step(self, scheduler: Any) -> None:
         """A learning-rate scheduler has stepped (not the step in its constructor)."""
 
+    def scheduler_made(self, scheduler: Any) -> None:
+        """A learning-rate scheduler was built, not by another one's constructor."""
+
     def zero_grad(self, owner: Any) -> None:
         """An optimizer or module is about to clear gradients."""
 
@@ -133,11 +141,20 @@ class Part:
     def clipped(self, parameters: list[Tensor], limit: float, norm: Any) -> None:
         """Gradients were clipped to a norm; `norm` is what torch returned (before clipping)."""
 
+    def loading(self, target: Any, state: Any) -> None:
+        """load_state_dict is about to begin."""
+
     def loaded(self, target: Any, state: Any, result: Any) -> None:
         """load_state_dict of a module, optimizer, scheduler or scaler has returned."""
 
     def saved(self, what: Any, wall_s: float) -> None:
         """torch.save has returned."""
+
+    def saved_to(self, what: Any, where: Any) -> None:
+        """torch.save has returned; `where` is the path or file it was given."""
+
+    def read(self, where: Any, what: Any) -> None:
+        """torch.load has returned; `where` is the path or file it was given."""
 
     def batch(self, loader: Any, batch: Any, wait_s: float) -> None:
         """A DataLoader gave a batch; the loop waited for it so long."""
@@ -153,6 +170,12 @@ class Part:
 
     def collective_begin(self, call: Call) -> None:
         """The program calls a collective."""
+
+    def wrapper_begin(self, model: Model) -> None:
+        """A DDP is called: next it broadcasts its buffers, then it calls the module."""
+
+    def collective_wait(self, call: Call | None) -> None:
+        """The program waits for a collective that it called before; None: an unknown one."""
 
     def collective_end(self, call: Call) -> None:
         """The call has returned (the data may still be on its way when it is asynchronous)."""

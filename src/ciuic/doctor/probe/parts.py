@@ -1,10 +1,25 @@
 """All parts of the probe, in the order in which they get events."""
 
+from ciuic.doctor.probe.averages import Averages
+from ciuic.doctor.probe.cuts import Cuts
+from ciuic.doctor.probe.feeding import Feeding
+from ciuic.doctor.probe.flow import Flow
+from ciuic.doctor.probe.lossscale import LossScale
+from ciuic.doctor.probe.movement import Movement
+from ciuic.doctor.probe.outside import Outside
+from ciuic.doctor.probe.ownership import Ownership
 from ciuic.doctor.probe.part import Part
+from ciuic.doctor.probe.precision import Precision
 from ciuic.doctor.probe.probe import Probe
+from ciuic.doctor.probe.registered import Registered
 from ciuic.doctor.probe.replicas import Replicas
+from ciuic.doctor.probe.stale import Stale
+from ciuic.doctor.probe.timers import Timers
+from ciuic.doctor.probe.watchdog import Watchdog
+from ciuic.doctor.probe.schedules import Schedules
 
 
 def all_parts(probe: Probe) -> list[Part]:
     """One of each."""
-    return [Replicas(probe)]
+    model = [kind(probe) for kind in (Flow, Registered, Ownership, Stale, Cuts, Outside, Movement, Averages)]
+    return [Replicas(probe), *model, LossScale(probe), Precision(probe), Schedules(probe), Watchdog(probe), Timers(probe), Feeding(probe)]

@@ -10,15 +10,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from ciuic.doctor.facts_training import TAKEN
 from ciuic.doctor.probe.courier import Courier
 from ciuic.doctor.probe.discover import find_models
 from ciuic.doctor.probe.part import Model, Part, Step
+from ciuic.doctor.probe.stack import NOT_THE_PROGRAM
 from ciuic.doctor.record import Facts, Notice, Question, Record
 from ciuic.doctor.sampling import COST, STEP_TIME, Sampler
 
 FACTS_BYTES_MAX = 1024
-TAKEN = "taken"
-"""Fact of a record: steps that this optimizer really made so far."""
 
 
 class Probe:
@@ -32,14 +32,24 @@ class Probe:
         self.parts: list[Part] = []
         self.optimizers: list[Optimizer] = []
         self.phase, self.phase_since_s = "start", time.monotonic()
+        self.thread = threading.get_ident()
+        """The thread that trains: at first the one that made this."""
+        self.spent_s: dict[str, float] = {}
+        """Wall time of the training thread by phase, up to the last change."""
         self.step = 0
         """Attempts of the first optimizer so far."""
+        self.extra: set[tuple[int, int]] = set()
+        """Optimizer and step that a part wants sampled beside the due ones; all ranks must come to the same."""
+        self.packing, self.packed_until = 0, 0
+        """Hooks on saved tensors that are open now, and the sequence number of autograd when the last was left."""
         self._numbers: dict[int, int] = {}
         self._taken: dict[int, int] = {}
         self._open: dict[int, Step] = {}
         self._handlers: dict[str, list[Callable[..., Any]]] = {}
         self._inside = threading.local()
         self._cost_ns = 0
+        self.spent_ns = 0
+        """Processor time of the parts in the program's own threads, in all."""
         self._last_s, self._last_number = time.perf_counter(), 0
 
     # ---- parts -----------------------------------------------------------------------------------------------------
@@ -71,7 +81,9 @@ class Probe:
                     self._failed(handler, event, error)
         finally:
             self._inside.now = False
-            self._cost_ns += time.thread_time_ns() - began_ns
+            spent_ns = time.thread_time_ns() - began_ns
+            self._cost_ns += spent_ns
+            self.spent_ns += spent_ns
 
     def gather(self, event: str, *arguments: Any) -> Facts:
         """The facts that all parts give for a beat or the last message."""
@@ -104,6 +116,10 @@ class Probe:
         where = f"{line.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{line.tb_lineno}" if line is not None else ""
         self.note("probe_failed", part=owner, event=event, error=f"{type(error).__name__}: {error} ({where})"[:300])
 
+    def mute(self, wanted: bool) -> None:
+        """Whether the calling thread's events are let through: for measuring what looking costs."""
+        self._inside.now = wanted
+
     # ---- what parts and hooks say ------------------------------------------------------------------------------------
 
     def note(self, kind: str, **facts: Any) -> None:
@@ -111,9 +127,12 @@ class Probe:
         self.courier.send(Notice(rank=self.rank, step=self.step, kind=kind, facts=facts))
 
     def enter(self, phase: str) -> str:
-        """The main thread does something else now; the phase before."""
-        before, self.phase = self.phase, phase
-        self.phase_since_s = time.monotonic()
+        """The training thread does something else now; the phase before. Other threads are not counted."""
+        before = self.phase
+        if threading.get_ident() == self.thread:
+            now_s = time.monotonic()
+            self.spent_s[before] = self.spent_s.get(before, 0.0) + now_s - self.phase_since_s
+            self.phase, self.phase_since_s = phase, now_s
         return before
 
     def model_of(self, module: nn.Module) -> Model | None:
@@ -137,6 +156,10 @@ class Probe:
         self.emit("optimizer_found", optimizer, index)
         return index
 
+    def number_of(self, index: int) -> int:
+        """Attempts of an optimizer so far."""
+        return self._numbers.get(index, 0)
+
     # ---- steps: called by the hooks ------------------------------------------------------------------------------------
 
     def attempt(self, optimizer: Optimizer, *, closure: bool, scaler: Any = None) -> Step:
@@ -144,12 +167,14 @@ class Probe:
         index = self.index_of(optimizer)
         known = self._open.get(index)
         if known is not None:  # the scaler has opened it
-            known.closure = closure
+            known.closure = known.closure or closure
             return known
         number = self._numbers[index] = self._numbers.get(index, 0) + 1
+        self.thread = threading.get_ident()
         if index == 0:
             self.step = number
-        due = self.sampler.due(number)
+        due = self.sampler.due(number) or (index, number) in self.extra
+        self.extra.discard((index, number))
         step = Step(optimizer=optimizer, index=index, number=number, due=due, closure=closure, scaler=scaler)
         self._open[index] = step
         return step
@@ -187,7 +212,7 @@ def ranks_here() -> tuple[int, int]:
     return 0, 1
 
 
-def site(skip: Iterable[str] = ("torch", "ciuic", "accelerate", "lightning", "pytorch_lightning", "transformers")) -> str:
+def site(skip: Iterable[str] = NOT_THE_PROGRAM) -> str:
     """File, line and function of the nearest frame that belongs to the program."""
     frame = sys._getframe(1)
     last = frame

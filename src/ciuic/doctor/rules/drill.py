@@ -9,6 +9,8 @@ from ciuic.doctor.finding import Blind, Finding
 
 BREADTH_MAX = 16
 """Paths that differ on one level and are looked into further."""
+QUESTIONS_MAX = 64
+"""Of one search; after that only the first differing path of each level is followed."""
 Found = Callable[[Case, "Drill"], Iterable[Finding | Blind]]
 
 
@@ -27,6 +29,7 @@ class Drill:
     missing: tuple[int, ...] = ()
     """Ranks that did not answer."""
     open: int = 0
+    asked: int = 0
 
     @property
     def odd(self) -> tuple[int, ...]:
@@ -49,17 +52,17 @@ def follow(case: Case, rule: Rule, asked: Asked) -> Iterable[Finding | Blind]:
     """Go one level deeper where the answers differ; calls `found` once, at the end."""
     search: Drill = asked.about
     search.open -= 1
-    search.missing = tuple(sorted({*search.missing, *(rank for rank in asked.ranks if rank not in asked.answers)}))
+    search.missing = tuple(sorted({*search.missing, *(rank for rank in search.ranks if not asked.answers.get(rank))}))
     path = asked.facts["path"]
     names = sorted({name for facts in asked.answers.values() for name in facts})
     followed = 0
     for name in names:
-        values = {rank: facts.get(name, b"") for rank, facts in asked.answers.items()}
+        values = {rank: facts.get(name, b"") for rank, facts in asked.answers.items() if facts}
         if len(values) < 2 or len(set(values.values())) == 1:
             search.equal += 1
         elif name == path:  # a tensor has itself as its only child
             search.leaves[name] = values
-        elif followed < BREADTH_MAX:
+        elif followed < (BREADTH_MAX if search.asked < QUESTIONS_MAX else 1):
             followed += 1
             _ask(case, rule, search, name)
     if search.open == 0:
@@ -68,5 +71,6 @@ def follow(case: Case, rule: Rule, asked: Asked) -> Iterable[Finding | Blind]:
 
 def _ask(case: Case, rule: Rule, search: Drill, path: str) -> None:
     search.open += 1
+    search.asked += 1
     facts = {"of": search.of, "optimizer": search.round.optimizer, "step": search.round.step, "path": path}
     case.ask(rule, CHILDREN, search.ranks, facts=facts, about=search)

@@ -21,6 +21,7 @@ from ciuic.errors import CiuicError, FrameError, ProtocolError, StorageError
 from ciuic.hub.access.auth import NODES
 from ciuic.hub.api.endpoints import LEAST_BYTES_PER_S, NO_PROGRESS_S, Call, Front, reply
 from ciuic.hub.api.spool import Spool, Upload
+from ciuic.ledger.files import Spooled
 from ciuic.net.chunks import MANIFEST_LIMIT_BYTES, NUMBER, ChunksReply, Manifest, decode_manifest
 from ciuic.net.messages import PushReply
 
@@ -41,8 +42,8 @@ class Taker(Protocol):
         """Whether this body is wanted here. Raises what the caller gets when it is not."""
         ...
 
-    async def take(self, call: Call, manifest: Manifest, frame: bytes) -> PushReply | None:
-        """A whole body, as if it had come in one piece."""
+    async def take(self, call: Call, manifest: Manifest, frame: bytes, spooled: Spooled) -> PushReply | None:
+        """A whole body, as if it had come in one piece. `spooled`: the file that it is in."""
         ...
 
 
@@ -83,7 +84,7 @@ class ChunkApi:
             if upload.result is None and upload.is_whole:
                 frame = await self._front.long(upload.read)
                 try:
-                    push = await self._taker.take(call, upload.manifest, frame)
+                    push = await self._taker.take(call, upload.manifest, frame, upload)
                 except StorageError:  # it is all here, and tried again when the sender asks
                     raise
                 except CiuicError as error:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -17,12 +18,15 @@ from ciuic.hub.api.spool import Spool
 from ciuic.hub.run.courtesy import ChunkLists, Courtesy, SnapshotResponse
 from ciuic.hub.run.shelf import Ledger, Sharded
 from ciuic.hub.run.sources import Sources
+from ciuic.ledger.files import Spooled
 from ciuic.net.chunks import Manifest
 from ciuic.net.messages import (
     AttachReply,
     AttachRequest,
+    BasesReply,
     DetachRequest,
     EvaluationRequest,
+    FragmentState,
     LeaseRequest,
     Ok,
     PushReply,
@@ -36,6 +40,7 @@ T = TypeVar("T")
 ATTACH_LIMIT_BYTES = 64 * MIB
 """A layout names every parameter of the model."""
 ENTRIES_BYTES = 16 * MIB
+MOST_ENTRIES = 1 << 20
 LONGEST_WAIT_S = 60.0
 BYTES_PER_ELEMENT = 5
 """Full precision is 4; the rest is scales. Headers and counters: the overhead."""
@@ -57,6 +62,7 @@ class RunApi:
         route, run = self._desk.route, "/v1/runs/{run}"
         return [
             route("POST", f"{run}/attach", self.attach, roles=NODES, limit_bytes=0),
+            route("GET", f"{run}/bases", self.bases, roles=NODES),
             route("POST", f"{run}/detach", self.detach, roles=NODES),
             route("POST", f"{run}/sources", self.sources, roles=NODES),
             route("POST", f"{run}/lease", self.lease, roles=NODES),
@@ -77,7 +83,26 @@ class RunApi:
         answer = await self._ledger(
             call, lambda ledger: self._sources.fill(ledger.attach(call.name, request), ledger, call.name)
         )
+        if answer.state == "ready":
+            listed = await self._ledger(call, lambda ledger: self._listed(answer.fragments, ledger))
+            answer = msgspec.structs.replace(answer, fragments=listed)
         return reply(self._with_boot(answer))
+
+    async def bases(self, call: Call) -> Response:
+        """What an attachment will say of the run's bases, so that a joiner may begin to fetch them."""
+        await self._check_assigned(call)
+
+        def look(ledger: Ledger) -> list[FragmentState]:
+            return self._listed(self._sources.filled(ledger.bases(), ledger, call.name), ledger)
+
+        return reply(BasesReply(fragments=await self._ledger(call, look)))
+
+    def _listed(self, states: list[FragmentState], ledger: Ledger) -> list[FragmentState]:
+        """With the chunks of the snapshots here, so that a joiner need not ask for them."""
+        return [
+            self._lists.into(state, partial(ledger.snapshot_path, number, state.snapshot_version))
+            for number, state in enumerate(states)
+        ]
 
     async def sources(self, call: Call) -> Response:
         """What a joiner says about the nodes it took its snapshot from."""
@@ -175,10 +200,10 @@ class RunApi:
         if url:
             raise MovedError(f"fragment {manifest.fragment} is served at {url}", next="ask the hub where")
 
-    async def take(self, call: Call, manifest: Manifest, frame: bytes) -> PushReply | None:
+    async def take(self, call: Call, manifest: Manifest, frame: bytes, spooled: Spooled) -> PushReply | None:
         """As Taker wants it."""
         if manifest.what == "push":
-            return await self._ledger(call, lambda ledger: ledger.push(call.name, frame))
+            return await self._ledger(call, lambda ledger: ledger.push(call.name, frame, spooled))
         await self._ledger(call, lambda ledger: ledger.put_snapshot(call.name, manifest.fragment, frame))
         return None
 
@@ -207,11 +232,14 @@ def _place_of(ledger: Ledger, fragment: int) -> str:
 async def hold(call: Call, board: Board, courtesy: Courtesy, fetch: Callable[[], Awaitable[list[bytes]]]) -> Response:
     """The entries that `fetch` gives; while there are none the call is held for up to its wait_s, then 204."""
     until_s = time.monotonic() + call.seconds("wait_s", 0.0, largest=LONGEST_WAIT_S)
+    most = call.number("most", MOST_ENTRIES)
+    is_joiner = call.number("joining", 0) > 0  # it waits for its snapshot as well, and nobody for it
     topic = run_topic(call.path("run"))
     while True:
         seen = board.seen(topic)
-        if frames := await fetch():
-            courtesy.urgent(call.request.scope)
+        if frames := (await fetch())[:most]:
+            if not is_joiner:
+                courtesy.urgent(call.request.scope)
             return Response(b"".join(frames), media_type="application/octet-stream")
         left_s = until_s - time.monotonic()
         if left_s <= 0 or board.is_closed:

@@ -2,9 +2,10 @@
 
 One file per upload, at its full size from the start (sparse), chunks written in place. A file that an earlier process
 left is taken up: every chunk that is in it already has the announced digest. Nothing here needs to be durable: what a
-power cut takes is sent again.
+power cut takes is sent again. The file of a push becomes the ledger's, by another name, once it is accepted.
 """
 
+import logging
 import os
 import threading
 import time
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ciuic.errors import CiuicError, ConflictError, FrameError
-from ciuic.ledger.files import storage_error
+from ciuic.ledger.files import move_durable, storage_error
 from ciuic.net.chunks import Buffer, ChunksReply, Manifest, to_ranges
 
 IDLE_S = 600.0
@@ -23,7 +24,10 @@ FULL_BODIES = 2
 """So many of the largest bodies may be open per run and node."""
 MOST_UPLOADS = 1024
 """Per run and node, small ones and finished ones together."""
+FLUSH_BYTES = 4 << 20
+"""After so many bytes a push's file is flushed while the rest is still on its way."""
 _READ_BYTES = 1 << 30
+_log = logging.getLogger(__name__)
 Key = tuple[str, str]
 """(run, node)."""
 
@@ -49,6 +53,9 @@ class Upload:
     _has_begun: bool = False
     _failure: CiuicError | None = None
     _fd: int = -1
+    _unflushed_bytes: int = 0
+    _is_doubtful: bool = False
+    """Some of what was written may not reach the disk."""
 
     def __post_init__(self) -> None:
         self._there, self._left = bytearray(self.manifest.count), self.manifest.count
@@ -112,6 +119,20 @@ class Upload:
         with self._lock:
             self._left -= not self._there[index]
             self._there[index] = 1
+            self._unflushed_bytes += len(chunk)
+            is_due = self._unflushed_bytes >= FLUSH_BYTES and self.manifest.what == "push"
+            if is_due:
+                self._unflushed_bytes = 0
+        if is_due:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Begin early with what `keep_as` would have to wait for."""
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:  # the kernel says so only once
+            _log.warning("%s cannot be flushed: %s", self.path, error)
+            self._is_doubtful = True
 
     def read(self) -> bytes:
         """The whole body. Raises StorageError."""
@@ -124,6 +145,20 @@ class Upload:
         except OSError as error:
             raise storage_error(f"cannot read {self.path}", error) from error
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def keep_as(self, path: Path) -> bool:
+        """The file of a whole body, durable under another name; False: it cannot be moved there.
+
+        Requests that are still at it may write a chunk again: the same bytes in their place.
+        """
+        if not self.is_whole or self._is_doubtful:
+            return False
+        try:
+            move_durable(self._fd, self.path, path)
+        except OSError as error:  # another file system, or a disk that refuses: the bytes are written anew
+            _log.debug("%s is not moved: %s", self.path, error)
+            return False
+        return True
 
     def finish(self, result: ChunksReply) -> None:
         """The body was taken; the answer is kept for whoever did not hear it."""

@@ -3,6 +3,7 @@
 `Node` and `Run` are the durable rows (stored as JSON); `Pulse` is what is known only since the hub started.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,8 +18,7 @@ OPEN_RUN: frozenset[RunState] = frozenset({"waiting", "running", "stopping"})
 SUPERSEDED_KEPT = 32
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moment:
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """One reading of both clocks of the hub: spans are measured on `mono_s`, people are shown `wall_s`."""
 
     mono_s: float
@@ -132,6 +132,15 @@ class NodeGone:
     node_id: str
     line: Announce | None = None
 
+    def line_with(self, returned: int | None) -> Announce | None:
+        """The line when so many samples went back."""
+        line = self.line
+        if line is None or not returned:
+            return line
+        text = f"{line.text}; its {returned:,} leased samples went back"
+        data = {**line.data, "samples": returned}
+        return Announce(kind=line.kind, text=text, run_id=line.run_id, node_id=line.node_id, data=data)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnded:
@@ -165,14 +174,13 @@ class CloseRun:
 Action = Announce | NodeGone | WorkerEnded | Wake | OpenRun | CloseRun
 
 
-@dataclass(slots=True)
-class Effects:
+class Effects(msgspec.Struct):
     """What one event asks for. Rows and epoch are stored, with the announced lines, before anything is answered."""
 
-    nodes: dict[str, Node] = field(default_factory=dict)
-    runs: dict[str, Run] = field(default_factory=dict)
+    nodes: dict[str, Node] = {}
+    runs: dict[str, Run] = {}
     epoch: int | None = None
-    actions: list[Action] = field(default_factory=list)
+    actions: list[Action] = []
 
     def save_node(self, node: Node) -> None:
         self.nodes[node.node_id] = node
@@ -182,6 +190,24 @@ class Effects:
 
     def add(self, action: Action) -> None:
         self.actions.append(action)
+
+    def carry_out(
+        self,
+        *,
+        store: Callable[["Effects"], object],
+        tell: Callable[[Announce], object],
+        wake: Callable[[str], object],
+        errand: Callable[[Action], object],
+    ) -> None:
+        """The one order for every hub: all is stored before any of it is told; errands for ledgers go in sequence."""
+        store(self)
+        for action in self.actions:
+            if isinstance(action, Announce):
+                tell(action)
+            elif isinstance(action, Wake):
+                wake(action.node_id)
+            else:
+                errand(action)
 
     def then(self, later: "Effects") -> "Effects":
         """These and, after them, later ones."""
@@ -195,7 +221,7 @@ class Effects:
     @property
     def needs_store(self) -> bool:
         """Something must be durable before the answer."""
-        return bool(self.nodes or self.runs or self.epoch is not None or self.announced)
+        return bool(self.nodes or self.runs or self.epoch is not None or (self.actions and self.announced))
 
     @property
     def announced(self) -> list[Announce]:

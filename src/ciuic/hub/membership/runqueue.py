@@ -52,6 +52,8 @@ class RunQueue:
         self._vacancies = Vacancies()
         self._settings: dict[str, Setting] = {}
         """By run: with what nodes are compared."""
+        self._members: dict[str, tuple[list[Node], frozenset[str]]] = {}
+        """By run: its nodes and their names, until one comes or goes."""
 
     # ---- questions -------------------------------------------------------------------------------------------------
 
@@ -64,7 +66,22 @@ class RunQueue:
 
     def members(self, run_id: str) -> list[Node]:
         """The nodes assigned to a run, in order of joining."""
-        return [node for node in self._nodes.values() if node.run_id == run_id]
+        return list(self._look(run_id)[0])
+
+    def names(self, run_id: str) -> frozenset[str]:
+        """The names of the nodes assigned to a run."""
+        return self._look(run_id)[1]
+
+    def _look(self, run_id: str) -> tuple[list[Node], frozenset[str]]:
+        found = self._members.get(run_id)
+        if found is None:
+            members = [node for node in self._nodes.values() if node.run_id == run_id]
+            found = self._members[run_id] = members, frozenset(node.node_id for node in members)
+        return found
+
+    def forget_members(self) -> None:
+        """A node has come or is gone: look again."""
+        self._members.clear()
 
     def wants_stop(self, node: Node) -> bool:
         """The worker that the node reports must end."""
@@ -181,7 +198,8 @@ class RunQueue:
         run = self.runs.get(node.run_id)
         if run is not None and report.run_id == run.run_id and _is_past(node, run, report, known_revision):
             report = WorkerReport()
-        report = msgspec.structs.replace(report, detail=one_line(report.detail))
+        if report.detail:
+            report = msgspec.structs.replace(report, detail=one_line(report.detail))
         was, pulse.worker = pulse.worker, report
         if run is None or report.state in ACTIVE_WORKER:
             return
@@ -202,6 +220,7 @@ class RunQueue:
         out.add(NodeGone(run_id=node.run_id, node_id=node.node_id, line=line))
         run = self.runs.get(node.run_id)
         node.run_id = ""
+        self.forget_members()
         if run is not None:
             self._vacancies.lose(run, node, out)
         self._touch(node, out)
@@ -217,7 +236,7 @@ class RunQueue:
     def restart(self, now: Moment) -> None:
         """After a start of the hub, workers get their full patience again."""
         for run in self.runs.values():
-            if run.state == "stopping" or (run.state == "finished" and self.members(run.run_id)):
+            if run.state == "stopping" or (run.state == "finished" and self.names(run.run_id)):
                 self._patience_s[run.run_id] = now.mono_s + STOP_PATIENCE_S
 
     def tick(self, now: Moment, out: Effects) -> None:
@@ -253,16 +272,18 @@ class RunQueue:
     def _candidates(self, run: Run, kept: dict[str, str]) -> tuple[list[Node], list[str]]:
         takers: list[Node] = []
         refused: list[str] = []
-        members = len(self.members(run.run_id))
+        members = len(self.names(run.run_id))
         places = room(run, members)
         if places == 0 and not run.away and members >= run.min_nodes:
             return [], []  # complete: nobody has to be looked at
         for node in self._nodes.values():
+            if node.run_id == run.run_id:
+                continue
             holder = kept.get(node.node_id)
             why = f"kept for {holder}, which was submitted earlier" if holder else self.refusal(node, run)
             if not why:
                 takers.append(node)
-            elif node.presence not in ("left", "evicted") and node.run_id != run.run_id:
+            elif node.presence not in ("left", "evicted"):
                 refused.append(f"{node.node_id}: {why}")
         takers.sort(key=lambda node: self._pulses[node.node_id].worker.run_id != run.run_id)
         back = [node for node in takers if node.node_id in run.away]
@@ -298,6 +319,7 @@ class RunQueue:
 
     def _assign(self, now: Moment, node: Node, run: Run, out: Effects) -> None:
         node.run_id = run.run_id
+        self.forget_members()
         self._touch(node, out)
         node.assigned_revision = node.revision
         pulse = self._pulses[node.node_id]
@@ -318,7 +340,7 @@ class RunQueue:
         text = f"the worker of {node.node_id} failed after {report.restarts} restarts: {detail}"
         line = Announce(kind="worker.failed", run_id=run.run_id, node_id=node.node_id, text=text)
         self.release(node, out, line)
-        if run.state == "running" and not self.members(run.run_id):
+        if run.state == "running" and not self.names(run.run_id):
             first, why = next(iter(run.failed.items()))
             self.fail(now, run.run_id, f"the workers of all its nodes failed; first {first}: {why}", out)
         else:
@@ -326,7 +348,7 @@ class RunQueue:
 
     def _settle(self, now: Moment, run: Run, out: Effects) -> None:
         """The last node is out of a run that is to end."""
-        if run.state in ("waiting", "running") or self.members(run.run_id):
+        if run.state in ("waiting", "running") or self.names(run.run_id):
             return
         self._patience_s.pop(run.run_id, None)
         self._all_ended_s.pop(run.run_id, None)
@@ -339,8 +361,10 @@ class RunQueue:
 
     def _tick_running(self, now: Moment, run: Run, out: Effects) -> None:
         self._vacancies.tick(now, run, out)
-        workers = [self._pulses[node.node_id].worker for node in self.members(run.run_id)]
-        if not workers or any(worker.state not in ("finished", "stopped") for worker in workers):
+        members = self._look(run.run_id)[0]
+        if not members or any(
+            self._pulses[node.node_id].worker.state not in ("finished", "stopped") for node in members
+        ):
             self._all_ended_s.pop(run.run_id, None)
             return
         since = self._all_ended_s.setdefault(run.run_id, now.mono_s)
@@ -349,7 +373,7 @@ class RunQueue:
 
     def _lack(self, run: Run, refused: list[str]) -> str:
         """What a running run waits for: it may have lost nodes before or while it trained."""
-        members = self.members(run.run_id)
+        members = self._look(run.run_id)[0]
         if not members:
             return "all its nodes are gone; it goes on when one is back"
         if not run.has_trained and len(members) < run.min_nodes:

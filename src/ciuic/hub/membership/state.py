@@ -10,7 +10,8 @@ A restart of the hub counts as having heard of everybody: its own outage never k
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from ciuic.errors import CertificateError, ConflictError, NotFoundError, SupersededError
 from ciuic.hub.membership.records import SUPERSEDED_KEPT, Announce, Effects, Moment, Node, Presence, Pulse, Run, Wake
@@ -19,17 +20,18 @@ from ciuic.net.messages import HeartbeatRequest, NodeInfo, NodeState
 
 SUSPECT_SHARE = 0.3
 BEATS_PER_GRACE = 5.0
-MAX_HEARTBEAT_S = 2.0
+MIN_HEARTBEAT_S, MAX_HEARTBEAT_S = 0.05, 2.0
 FIRST_BEAT_S = 15.0
 """Least silence that is granted before the first beat after a start of the hub, or after joining: agents that lost
 the hub try again every few seconds."""
 MEASURED_SAVE_S = 60.0
+ROUNDING = 1e-3
+"""Nodes are looked at so much earlier than they may be suspect: a difference of clock readings is rounded."""
 STOOD_STILL_S = 1.0
 """Ticks come several times a second; a longer pause between two of them was the hub's own."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Desired:
+class Desired(msgspec.Struct, frozen=True, kw_only=True):
     """What the hub wants from one node now."""
 
     revision: int
@@ -68,6 +70,7 @@ class HubState:
         """A node has got its certificate."""
         self.nodes[node.node_id] = node
         self.pulses[node.node_id] = Pulse(heard_s=now.mono_s)
+        self.queue.forget_members()
         out.save_node(node)
         self._new_epoch(out)
         out.add(Announce(kind="node.joined", node_id=node.node_id, text=f"{node.node_id} joined"))
@@ -76,6 +79,7 @@ class HubState:
         """Undo `enrol`: it could not be stored."""
         self.nodes.pop(node_id, None)
         self.pulses.pop(node_id, None)
+        self.queue.forget_members()
 
     def beat(self, now: Moment, node_id: str, request: HeartbeatRequest, out: Effects) -> None:
         """One heartbeat. Raises CertificateError (evicted), SupersededError (another process took over)."""
@@ -135,7 +139,8 @@ class HubState:
     def tick(self, now: Moment, out: Effects) -> None:
         """Let time pass: silence makes nodes suspect, then dead."""
         self._forgive_own_absence(now)
-        for node in list(self.nodes.values()):
+        for node_id in self._long_unheard(now):
+            node = self.nodes[node_id]
             if node.presence in ("here", "suspect"):
                 self._judge_silence(now, node, out)
         self.queue.tick(now, out)
@@ -156,7 +161,8 @@ class HubState:
 
     def heartbeat_s(self, node: Node) -> float:
         """How often the node should be heard: a fifth of its grace."""
-        return max(0.05, min(MAX_HEARTBEAT_S, self.grace_of(node) / BEATS_PER_GRACE))
+        beat_s = self.grace_of(node) / BEATS_PER_GRACE
+        return MAX_HEARTBEAT_S if beat_s >= MAX_HEARTBEAT_S else max(MIN_HEARTBEAT_S, beat_s)
 
     def grace_of(self, node: Node) -> float:
         """Silence after which the node is dead: its job's, or the hub's own outside a run."""
@@ -234,14 +240,10 @@ class HubState:
     def _learn(self, now: Moment, node: Node, request: HeartbeatRequest, out: Effects) -> None:
         """What the beat says about the node; measured values change all the time and are stored once a minute."""
         pulse = self.pulses[node.node_id]
-        told = (
-            request.location or node.location,
-            request.claimed or node.claimed,
-            request.facts or node.facts,
-            request.allow_code,
-        )
-        if told != (node.location, node.claimed, node.facts, node.allow_code):
-            node.location, node.claimed, node.facts, node.allow_code = told
+        location, claimed = request.location or node.location, request.claimed or node.claimed
+        facts, code = request.facts or node.facts, request.allow_code
+        if location != node.location or claimed != node.claimed or facts != node.facts or code != node.allow_code:
+            node.location, node.claimed, node.facts, node.allow_code = location, claimed, facts, code
             out.save_node(node)
         pulse.measure_done = request.measure_ticket
         if request.measured_age_s is not None:
@@ -270,6 +272,12 @@ class HubState:
         if absence_s > STOOD_STILL_S:
             for pulse in self.pulses.values():
                 pulse.heard_s = min(now.mono_s, pulse.heard_s + absence_s)
+
+    def _long_unheard(self, now: Moment) -> list[str]:
+        """Every node that may be suspect or dead by now, in order of joining; few of them are."""
+        shortest_s = min(self.grace_s, min((run.grace_s for run in self.queue.runs.values()), default=self.grace_s))
+        late_s = now.mono_s - SUSPECT_SHARE * shortest_s * (1 - ROUNDING)
+        return [node_id for node_id, pulse in self.pulses.items() if pulse.heard_s <= late_s]
 
     def _judge_silence(self, now: Moment, node: Node, out: Effects) -> None:
         pulse = self.pulses[node.node_id]

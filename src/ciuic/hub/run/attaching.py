@@ -122,7 +122,21 @@ class Attaching:
         self, state: Literal["initialize", "wait", "ready"], incarnation: int = 0, node: str = ""
     ) -> m.AttachReply:
         ledger = self._ledger
-        fragments = [
+        return m.AttachReply(
+            incarnation=incarnation,
+            epoch=ledger.epoch,
+            boot_id="",
+            state=state,
+            fragments=self.states(),
+            total_samples=ledger.samples.total,
+            samples_committed=len(ledger.samples.committed),
+            pace=ledger.pace(node),
+        )
+
+    def states(self) -> list[m.FragmentState]:
+        """What a joiner must know of the fragments' bases. Raises MovedError while one's place is not known."""
+        ledger = self._ledger
+        return [
             m.FragmentState(
                 version=f.version,
                 digest=f.digest,
@@ -132,16 +146,6 @@ class Attaching:
             )
             for f in ledger.fragments
         ]
-        return m.AttachReply(
-            incarnation=incarnation,
-            epoch=ledger.epoch,
-            boot_id="",
-            state=state,
-            fragments=fragments,
-            total_samples=ledger.samples.total,
-            samples_committed=len(ledger.samples.committed),
-            pace=ledger.pace(node),
-        )
 
     def put_snapshot(self, node: str, fragment: int, frame: bytes) -> None:
         """See RunLedger.put_snapshot."""

@@ -15,11 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.responses import FileResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from ciuic.errors import NotFoundError
-from ciuic.net.chunks import ChunkList, chunk_size, strong_digest
+from ciuic.errors import NotFoundError, StorageError
+from ciuic.net.chunks import LARGE_BYTES, ChunkList, chunk_size, strong_digest
+from ciuic.net.messages import FragmentState
 from ciuic.net.sockets import keep_unsent_small
 
 SOCKET = "ciuic.socket"
@@ -30,6 +32,8 @@ FRESH_S = 0.1
 """An entry that is about to be sent counts for so long, whatever the kernel says."""
 FORGET_S = 30.0
 LISTS_KEPT = 32
+LISTED_AT_ONCE_BYTES = 256 << 20
+"""A larger snapshot takes long to read: its list is not waited for by an answer that does not need it."""
 
 
 class Courtesy:
@@ -98,6 +102,18 @@ class ChunkLists:
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[Path, int, int], ChunkList] = OrderedDict()
+
+    def into(self, state: FragmentState, find: Callable[[], Path]) -> FragmentState:
+        """A fragment's state with the list of its snapshot, which `find` gives; as it was when it must be asked for."""
+        if state.url or not LARGE_BYTES <= state.snapshot_bytes <= LISTED_AT_ONCE_BYTES:
+            return state
+        try:
+            found = self.of(find())
+        except (NotFoundError, StorageError, OSError):  # replaced this moment: the joiner hears of it when it asks
+            return state
+        if found.total_bytes != state.snapshot_bytes:
+            return state
+        return replace(state, chunk_bytes=found.chunk_bytes, chunks=found.digests)
 
     def of(self, path: Path) -> ChunkList:
         """Takes about a second per GB the first time. Raises NotFoundError when the file has just been replaced."""

@@ -17,6 +17,7 @@ from ciuic.hub.run.quarantine import Outliers, clipped_weights, outlier_rule
 from ciuic.job import Job
 from ciuic.ledger.aggregate import Aggregator, Facts
 from ciuic.ledger.entry import EntryHeader, Push, Rejection, StepFacts, snapshot_from_frame
+from ciuic.ledger.files import Spooled
 from ciuic.ledger.inbox import Inbox, Policy
 from ciuic.ledger.layout import Layout
 from ciuic.ledger.outer import OuterOptimizer
@@ -29,6 +30,8 @@ from ciuic.net.shard_messages import RunView
 if TYPE_CHECKING:
     from ciuic.hub.run.live import LiveView
 
+KEPT_BYTES = 1 << 20
+"""A newest entry of up to so many bytes is kept in memory for all who ask for it."""
 TOUCHED_SHARE = 0.2
 """Weight of the newest push in `touched`."""
 
@@ -50,6 +53,9 @@ class Verdict:
     status: Literal["accepted", "duplicate", "rejected"]
     reason: str = ""
     detail: str = ""
+
+
+ACCEPTED, DUPLICATE = Verdict(status="accepted"), Verdict(status="duplicate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +96,8 @@ class FragmentRounds:
         self.access: float | None = None
         """How many experts of it a token reaches, averaged over the latest pushes; None: not known."""
         self.outliers = Outliers(outlier_rule(ground.job))
+        self._newest: tuple[int, bytes] | None = None
+        """(version, frame) of the newest entry once it was asked for: every node asks for it."""
         self.is_frozen = False
         """It is being moved: no pushes, no rounds; reading goes on."""
 
@@ -170,8 +178,8 @@ class FragmentRounds:
 
     # ---- pushes
 
-    def push(self, push: Push, frame: bytes, view: "RunView | LiveView") -> Verdict:
-        """Check and store a push of the present incarnation of its node.
+    def push(self, push: Push, frame: bytes, view: "RunView | LiveView", spooled: Spooled | None = None) -> Verdict:
+        """Check and store a push of the present incarnation of its node; `spooled`: see FragmentStore.save_push.
 
         Raises FrameError, StorageError; MovedError while the fragment is being moved.
         """
@@ -180,7 +188,7 @@ class FragmentRounds:
             raise moving(self.number)
         incarnation, newest = self.sequences.get(header.node, (0, 0))
         if header.incarnation == incarnation and header.sequence <= newest:
-            return Verdict(status="duplicate")
+            return DUPLICATE
         if view.sealed:
             return Verdict(status="rejected", reason="stale", detail="the run is complete")
         refused = refusal(
@@ -196,10 +204,10 @@ class FragmentRounds:
             return Verdict(status="rejected", reason="quarantined", detail=too_long)
         self.touched += TOUCHED_SHARE * (self.aggregator.touched() - self.touched)
         self.access = averaged(self.access, header.accesses, header.tokens)
-        self.store.save_push(push.key, frame)
+        self.store.save_push(push.key, frame, spooled)
         self.outliers.wait(push.key, norm)
         self._take(push, late=header.base_version < self.version)
-        return Verdict(status="accepted")
+        return ACCEPTED
 
     def _take(self, push: Push, *, late: bool) -> None:
         """A stored push joins the inbox."""
@@ -302,7 +310,15 @@ class FragmentRounds:
                 cause="the hub was restored from an older copy",
                 next="the worker loads a snapshot again",
             )
-        return self.store.entries_after(version, max_bytes)
+        newest = self.store.version
+        if version + 1 != newest:
+            return self.store.entries_after(version, max_bytes)
+        if self._newest is None or self._newest[0] != newest:
+            (frame,) = self.store.entries_after(version, max_bytes)
+            if len(frame) > KEPT_BYTES:
+                return [frame]
+            self._newest = newest, frame
+        return [self._newest[1]]
 
     def headers_after(self, version: int, limit: int) -> list[tuple[EntryHeader, int]]:
         """Headers of the entries after a version with the bytes of their frames, oldest first, at most `limit`."""

@@ -59,7 +59,9 @@ class Leasing:
 
     def heard(self, member: Member) -> None:
         """Its present worker has said something."""
-        member.heard_s = max(member.heard_s, self._ledger.now_s)
+        now_s = self._ledger.now_s
+        if now_s > member.heard_s:
+            member.heard_s = now_s
         if member.is_silent:
             member.is_silent = False
             self._sitting.discard(member.node)
@@ -74,9 +76,12 @@ class Leasing:
         absence_s = now_s - self._ticked_s
         self._ticked_s = now_s
         patience_s = max(SILENT_S, ledger.job.fault.grace_s)
-        for member in ledger.members.values():
-            if absence_s > STOOD_STILL_S:
+        if absence_s > STOOD_STILL_S:
+            for member in ledger.members.values():
                 member.heard_s = min(now_s, member.heard_s + absence_s)
+        for member in ledger.members.values():
+            if not member.is_silent and now_s - member.heard_s <= patience_s:
+                continue
             if member.is_present and not member.is_silent and now_s - member.heard_s > patience_s:
                 member.is_silent = True
                 ledger.live.roll.forget()
@@ -131,6 +136,8 @@ class Leasing:
         self._in_vain.pop(member.node, None)
 
     def _check(self, ranges: list[Range]) -> None:
+        if not ranges:
+            return
         total = self._ledger.samples.total
         if len(ranges) > MAX_RANGES or any(not 0 <= start < stop <= total for start, stop in ranges):
             raise ProtocolError(
@@ -178,7 +185,7 @@ class Leasing:
             or ledger.now_s - now.at_s > POOL_S
             or abs(free - now.free) > POOL_CHANGE * now.pool.left
         ):
-            holders = [self._holder(x) for x in ledger.members.values() if x.is_present and not x.is_silent]
+            holders = [self._holder(x) for x in ledger.live.roll.at_work(ledger.epoch) if not x.is_silent]
             # the first to attach is not alone for long
             pool = make_pool(holders, free=free, sharers=0 if len(ledger.samples.committed) else ledger.job.nodes.min)
             now = self._counted = _Counted(pool=pool, at_s=ledger.now_s, epoch=ledger.epoch, free=free)
@@ -186,10 +193,12 @@ class Leasing:
 
     def _holder(self, member: Member) -> Holder:
         """With the samples that it has not started, as of now: what it said, less what it trained since."""
-        outstanding, rate = self._ledger.samples.outstanding(member.node), member.samples_per_s
-        ready = float(outstanding)
-        if member.ready >= 0:
-            ready = min(ready, max(0.0, member.ready - rate * (self._ledger.now_s - member.told_s)))
+        ledger, report = self._ledger, member.report
+        rate = member.step / report.step_s if report is not None and report.step_s > 0 else 0.0
+        held = ledger.samples.leased.get(member.node)
+        ready = 0.0 if held is None else float(len(held))
+        if ready and member.ready >= 0:
+            ready = min(ready, max(0.0, member.ready - rate * (ledger.now_s - member.told_s)))
         return Holder(ready=ready, rate=rate, step=member.step)
 
     def _surplus(self, member: Member) -> int:
@@ -207,9 +216,9 @@ class Leasing:
 
     # ---- what comes back
 
-    def _give_back(self, member: Member, ranges: Iterable[Range]) -> None:
+    def _give_back(self, member: Member, ranges: list[Range]) -> None:
         """The worker returns what it has not started."""
-        back = self._ledger.samples.owned(member.node, ranges)
+        back = self._ledger.samples.owned(member.node, ranges) if ranges else []
         if back:
             self._ledger.journal.append(Returned(node=member.node, ranges=tuple(back)))
             self._ledger.samples.give_back(member.node, back)

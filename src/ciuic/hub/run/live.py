@@ -6,7 +6,7 @@ that a round of N nodes costs N looks, not N times N.
 
 from typing import TYPE_CHECKING
 
-from ciuic.hub.run.members import Member
+from ciuic.hub.run.members import PRESENT, Member
 from ciuic.hub.run.pace import balanced_intervals
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Roll:
     def _look(self, epoch: int) -> None:
         if epoch != self._epoch:
             self._epoch = epoch
-            self._at_work = [member for member in self._members.values() if member.is_present]
+            self._at_work = [member for member in self._members.values() if member.state in PRESENT]
             heard = [member for member in self._at_work if not member.is_silent]
             self._settled = [member for member in heard if member.state == "training"] or heard
 

@@ -8,6 +8,8 @@ from ciuic.ledger.samples import SampleLedger
 from ciuic.net.messages import LeaseReply, NodeInRun, ReportRequest
 
 MemberState = Literal["warming", "training", "idle", "done", "gone"]
+PRESENT: frozenset[MemberState] = frozenset({"warming", "training", "idle"})
+"""A worker in one of these is in the run."""
 _SUMMED = ("step", "samples", "tokens", "wall_s", "compute_s", "communication_s", "communication_cpu_s", "data_s")
 
 
@@ -50,7 +52,7 @@ class Member:
 
     @property
     def is_present(self) -> bool:
-        return self.state in ("warming", "training", "idle")
+        return self.state in PRESENT
 
     def attach(self, incarnation: int) -> None:
         """A new incarnation takes over; what the older ones did stays in the totals."""
@@ -60,12 +62,6 @@ class Member:
         self.has_left = self.unpushed = False
         self.behind = []
         self.ready, self.lost = -1, IntervalSet()
-
-    @property
-    def samples_per_s(self) -> float:
-        """Its measured speed; 0 before it reported one."""
-        step_s = self.report.step_s if self.report else 0.0
-        return self.step / step_s if step_s > 0 else 0.0
 
     def take_report(self, report: ReportRequest) -> None:
         self.report = report

@@ -37,6 +37,7 @@ from ciuic.hub.shards.sharding import Sharding
 from ciuic.job import Job
 from ciuic.ledger.copy import Committed
 from ciuic.ledger.entry import Contributor, Push, PushHeader, Rejection, push_from_frame
+from ciuic.ledger.files import Spooled
 from ciuic.ledger.journal import Departed, Evaluated, Journal, Revived, Switched
 from ciuic.ledger.layout import Layout
 from ciuic.ledger.samples import SampleLedger
@@ -266,7 +267,7 @@ class RunLedger:
     def present(self) -> list[str]:
         """Nodes whose workers count as being in the run."""
         with self._lock:
-            return [member.node for member in self.members.values() if member.is_present]
+            return [member.node for member in self._at_work()]
 
     def knows(self, node: str) -> bool:
         """Whether a worker of this node ever took its place in the run."""
@@ -275,7 +276,7 @@ class RunLedger:
 
     # ---- pushing
 
-    def push(self, node: str, frame: bytes) -> m.PushReply:
+    def push(self, node: str, frame: bytes, spooled: Spooled | None = None) -> m.PushReply:
         """Check, store, acknowledge; closes the round when it was the last one. Raises FrameError, SupersededError."""
         push = push_from_frame(frame)
         header = push.header
@@ -288,7 +289,7 @@ class RunLedger:
             member = self._current(node, header.incarnation)
             self._revive(member)
             try:
-                verdict = fragment.push(push, frame, self.live)
+                verdict = fragment.push(push, frame, self.live, spooled)
             except StorageError as error:
                 self._tell_problem("a push was not stored, and is sent again", error)
                 raise
@@ -422,6 +423,11 @@ class RunLedger:
         with self._lock:
             return self._local(fragment).entries_after(version, max_bytes)
 
+    def bases(self) -> list[m.FragmentState]:
+        """What a joiner may fetch before it attaches. Raises MovedError while a fragment's place is not known."""
+        with self._lock:
+            return self._attaching.states() if self.started else []
+
     def snapshot_path(self, fragment: int, version: int) -> Path:
         """File of a snapshot's base frame. Raises NotFoundError."""
         with self._lock:
@@ -449,12 +455,8 @@ class RunLedger:
             )
             self.journal.append(record)
             self.history.evaluated(record)
-            self._emit(
-                "run.evaluated",
-                f"held-out loss at version {request.version}: {request.loss:.4f}",
-                node,
-                {"loss": request.loss},
-            )
+            text = f"held-out loss at version {request.version}: {request.loss:.4f}"
+            self._emit("run.evaluated", text, node, {"loss": request.loss})
 
     def info(self, *, full: bool) -> dict[str, Any]:
         """The fields of RunInfo that the ledger knows; rounds and all evaluations only when `full`."""
@@ -531,7 +533,7 @@ class RunLedger:
 
     def member(self, node: str) -> Member:
         """The member of that name; a new one when there is none."""
-        return self.members.setdefault(node, Member(node=node, heard_s=self.now_s))
+        return self.members.get(node) or self.members.setdefault(node, Member(node=node, heard_s=self.now_s))
 
     def heard(self, member: Member) -> None:
         """Its present worker has said something."""

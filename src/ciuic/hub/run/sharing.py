@@ -10,14 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, floor
 
+import msgspec
+
 SMALL_LEASE = 32
 """Leases of workers whose speed is not known are not made smaller than this."""
 SMALL_LEASE_S = 2.0
 """... of the others not smaller than what they train in this time: a lease costs a round trip."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Holder:
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """A worker in the run."""
 
     ready: float
@@ -66,6 +67,8 @@ def make_pool(holders: Iterable[Holder], *, free: int, sharers: int) -> Pool:
     """`free`: samples that nobody has; `sharers`: how many workers there will be at least."""
     holders = list(holders)
     known = [holder.rate for holder in holders if holder.rate > 0]
-    usual = sum(known) / len(known) if known else 1.0
+    total = sum(known)
+    usual = total / len(known) if known else 1.0
     others = max(len(holders), sharers, 1) - len(known)
-    return Pool(left=free + sum(holder.ready for holder in holders), rate=sum(known) + usual * others, usual=usual)
+    left = free + sum([holder.ready for holder in holders])
+    return Pool(left=left, rate=total + usual * others, usual=usual)

@@ -29,8 +29,11 @@ class Sources:
         """The answer to an attachment, with the nodes that hold exactly the snapshots in it."""
         if answer.state != "ready":
             return answer
-        filled = [self._filled(state, number, ledger, joiner) for number, state in enumerate(answer.fragments)]
-        return replace(answer, fragments=filled)
+        return replace(answer, fragments=self.filled(answer.fragments, ledger, joiner))
+
+    def filled(self, states: list[FragmentState], ledger: Ledger, joiner: str) -> list[FragmentState]:
+        """The same of fragments."""
+        return [self._filled(state, number, ledger, joiner) for number, state in enumerate(states)]
 
     def _filled(self, state: FragmentState, number: int, ledger: Ledger, joiner: str) -> FragmentState:
         if state.url or state.snapshot_bytes < LARGE_BYTES:  # at a shard; or not worth another connection

@@ -22,6 +22,7 @@ from ciuic.hub.api.spool import Spool
 from ciuic.hub.run.courtesy import ChunkLists, Courtesy, SnapshotResponse
 from ciuic.hub.shards.host import ShardHost, files_to_move
 from ciuic.hub.shards.link import ShardLink
+from ciuic.ledger.files import Spooled
 from ciuic.net.chunks import Manifest
 from ciuic.net.messages import Ok, PushReply
 from ciuic.net.tls import Identity
@@ -78,8 +79,8 @@ class ShardNodeApi:
         frame = await call.read(self._frame_limit(run_id))
         return reply(await self._push(call, frame))
 
-    async def _push(self, call: Call, frame: bytes) -> PushReply:
-        answer = await self._desk.long(self._host.push, call.name, call.path("run"), frame)
+    async def _push(self, call: Call, frame: bytes, spooled: Spooled | None = None) -> PushReply:
+        answer = await self._desk.long(self._host.push, call.name, call.path("run"), frame, spooled)
         self._desk.link.wake()
         return answer
 
@@ -105,10 +106,10 @@ class ShardNodeApi:
         """As Taker wants it. Raises MovedError when the fragment is not served here."""
         self._host.check_serves(call.path("run"), manifest.fragment)
 
-    async def take(self, call: Call, manifest: Manifest, frame: bytes) -> PushReply | None:
+    async def take(self, call: Call, manifest: Manifest, frame: bytes, spooled: Spooled) -> PushReply | None:
         """As Taker wants it."""
         if manifest.what == "push":
-            return await self._push(call, frame)
+            return await self._push(call, frame, spooled)
         await self._put_version_0(call, manifest.fragment, frame)
         return None
 

@@ -20,6 +20,7 @@ from ciuic.hub.shards.piece import Key, Piece, failure
 from ciuic.hub.shards.sharding import drop_folder
 from ciuic.job import parse_job
 from ciuic.ledger.entry import PushHeader, push_from_frame
+from ciuic.ledger.files import Spooled
 from ciuic.ledger.layout import layout_from_dict
 from ciuic.net import messages as m
 from ciuic.net import shard_messages as s
@@ -239,7 +240,7 @@ class ShardHost:
             raise MovedError(f"{self.name} serves nothing of {run_id} now", next="ask the hub")
         return sum(tensor.element_count for tensor in ground.layout.tensors)
 
-    def push(self, node: str, run_id: str, frame: bytes) -> m.PushReply:
+    def push(self, node: str, run_id: str, frame: bytes, spooled: Spooled | None = None) -> m.PushReply:
         """As RunLedger.push, for the fragments served here. Raises MovedError and what that raises."""
         push = push_from_frame(frame)
         header = push.header
@@ -250,7 +251,7 @@ class ShardHost:
         piece, view = self._piece(run_id, header.fragment)
         _check_present(view, header)
         with piece.lock:
-            verdict = piece.rounds.push(push, frame, view)
+            verdict = piece.rounds.push(push, frame, view, spooled)
             piece.spoke.add(node)
             if verdict.status == "rejected":
                 text = f"a push of {node} was rejected ({verdict.reason}): {verdict.detail}"

@@ -1,0 +1,119 @@
+"""The doctor on the fault zoo: what it finds, whether cause, rank and module are right, false alarms, and what it costs."""
+
+import argparse
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ciuic.bench import Table
+from ciuic.bench.doctor_cost import measure_cost
+from ciuic.bench.doctor_score import Row, alarms, row_of, shares
+from ciuic.bench.doctor_zoo import default_tests, load_zoo
+from ciuic.errors import UsageError
+
+FAULT_STEPS, CLEAN_STEPS = 24, 200
+TIMEOUT_S = 60.0
+CLEAN_TIMEOUT_S = 240.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which cases, and how."""
+    parser.add_argument("--tests", type=Path, default=default_tests(), help="folder that has the zoo")
+    parser.add_argument("--programs", default="", help="only these, with commas")
+    parser.add_argument("--faults", default="", help="only these faults, with commas; `none`: only clean programs")
+    parser.add_argument("--letters", default="", help="only faults of these classes, as in ABC")
+    parser.add_argument("--no-clean", action="store_true", help="leave out the clean programs")
+    parser.add_argument("--no-cost", action="store_true", help="leave out what looking costs")
+    parser.add_argument("--clean-steps", type=int, default=CLEAN_STEPS)
+    parser.add_argument("--at-once", type=int, default=2, help="cases side by side")
+    parser.add_argument("--keep", type=Path, default=None, help="keep each case's folder here")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the cases. Raises UsageError for names that are not in the zoo."""
+    zoo = load_zoo(options.tests)
+    programs = _chosen(options.programs, zoo.programs)
+    faults = _chosen("" if options.faults == "none" else options.faults, zoo.faults)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.keep or Path(temporary)
+        bad = [
+            (program, fault)
+            for program in programs
+            for fault in zoo.programs[program].faults
+            if fault in faults
+            and options.faults != "none"
+            and (not options.letters or zoo.faults[fault].letter in options.letters)
+        ]
+        clean = [(p, v) for p in programs for v in zoo.programs[p].variants if not options.no_clean]
+        with ThreadPoolExecutor(max(1, options.at_once)) as pool:
+            rows = list(pool.map(lambda case: _fault(zoo, *case, folder), bad))
+            quiet = list(pool.map(lambda case: _clean(zoo, *case, folder, options.clean_steps), clean))
+        cost = {} if options.no_cost else measure_cost(zoo, folder / "cost")
+    false = [each for each in quiet if each["alarms"]]
+    return {
+        **shares(rows),
+        "faults": len(rows),
+        "clean": len(quiet),
+        "false_alarms": len(false),
+        "clean_failed": [each["case"] for each in quiet if not each["finished"]],
+        **cost,
+        "rows": [row.to_dict() for row in rows],
+        "clean_rows": quiet,
+        "reported": {"cases": len(zoo.reported), "skipped": zoo.skipped},
+    }
+
+
+def _chosen(text: str, known: dict[str, Any]) -> list[str]:
+    wanted = [name for name in text.split(",") if name] or list(known)
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"the zoo has no {name}", next=f"one of {', '.join(known)}")
+    return wanted
+
+
+def _fault(zoo: Any, program: str, fault: str, folder: Path) -> Row:
+    began_s = time.time()
+    known = zoo.faults[fault]
+    steps = max(FAULT_STEPS, known.steps + 4)
+    outcome = zoo.run_case(program, fault, steps=steps, timeout_s=TIMEOUT_S, folder=folder / f"{program}-{fault}")
+    return row_of(known, zoo.programs[program], outcome, began_s=began_s)
+
+
+def _clean(zoo: Any, program: str, variant: str, folder: Path, steps: int) -> dict[str, Any]:
+    where = folder / f"{program}-clean-{variant}"
+    outcome = zoo.run_case(program, variant, steps=steps, timeout_s=CLEAN_TIMEOUT_S, folder=where)
+    found = alarms(outcome.findings)
+    return {
+        "case": f"{program}/{variant}",
+        "finished": outcome.is_finished,
+        "alarms": [f"{each['cause']['code']}: {each['cause']['cause']}" for each in found],
+        "seconds": outcome.seconds,
+    }
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """Shares, misses, false alarms, cost."""
+    names = ("detected", "cause_top1", "cause_top3", "rank_right", "module_right")
+    cost = [name for name in ("overhead", "bytes_per_check", "bitwise_equal") if name in result]
+    numbers = [(name, f"{result[name]:.3f}") for name in names if name in result]
+    numbers += [("false_alarms", f"{result['false_alarms']} of {result['clean']}")]
+    numbers += [(name, f"{result[name]}") for name in cost]
+    wrong = [
+        (row["program"], row["fault"], ",".join(row["named"]) or "-", ",".join(row["expected"]), _lacks(row))
+        for row in result["rows"]
+        if _lacks(row)
+    ]
+    false = [(row["case"], "; ".join(row["alarms"])) for row in result["clean_rows"] if row["alarms"]]
+    return [
+        Table(title=f"the doctor on {result['faults']} faults", columns=("what", "value"), rows=numbers),
+        Table(title="not right", columns=("program", "fault", "named", "expected", "lacks"), rows=wrong),
+        Table(title="false alarms", columns=("program", "said"), rows=false),
+    ]
+
+
+def _lacks(row: dict[str, Any]) -> str:
+    lacking = [name for name in ("detected", "top1", "top3") if not row[name]]
+    lacking += [name for name in ("rank_right", "module_right") if row[name] is False]
+    return ",".join(lacking)

@@ -1,0 +1,42 @@
+"""Names of facts about calls, waits and times: the probe's watchdog and timers write them, the rules read them."""
+
+CALLS = "calls"
+"""Of a beat: by group, [number, digest] of its calls so far, at the newest number and at the newest multiples of
+powers of two: two ranks that were read at different moments still have a number in common."""
+OPEN = "open"
+"""Of a beat: the call in which the training thread is, as in `CALL_FIELDS`."""
+STILL = "still"
+"""Of a beat: the training thread's stack, the program's nearest frame first, when it has done the same for a while."""
+CPU = "cpu"
+"""Of a beat: share of the time since the last beat that the training thread ran."""
+WAITS = "waits"
+"""Of a beat: the training thread waits inside a call of torch's."""
+SAVES = "saves"
+"""Of a beat: its stack has a function that saves."""
+PENDING = "pending"
+"""Of a beat: by group, [started, done] of torch's Flight Recorder when they differ (DDP's own reductions count)."""
+UNEVEN = "uneven"
+"""Of a beat: the program uses torch's Join: ranks may make different calls."""
+LATE = "late"
+"""Of a beat: the probe came after the first calls: numbers of different ranks cannot be compared."""
+STEP_USUAL = "step_s"
+"""Of a beat: median time of a step, in seconds."""
+WINDOW = "times"
+"""Of a record: [steps, then microseconds of each of `TIMES`, then of WAITS_LEAST], over the steps since the last record: of the lower
+quartile, so that a step that was disturbed does not count."""
+TIMES = ("step", "data", "forward", "backward", "update", "other", "save", "waits", "queued")
+"""step: wall time. backward: without the wait for reductions. update: the optimizer. waits: collectives and DDP's
+reductions. queued: the training thread could run and got no processor. The others: wall time in that phase."""
+
+WAITS_LEAST = "waits_least"
+"""The shortest wait of a step."""
+
+NEW_CALL = "new_call"
+"""Notice: a call of a kind that this rank has not made before, sent before it is made. Facts as in `CALL_FIELDS`."""
+CALL_FIELDS = ("group", "number", "name", "detail", "site", "step", "ranks")
+"""detail: shapes, types and operation where all ranks must agree on them. ranks: of the group; empty: all."""
+HISTORY = "call_history"
+"""Question {group}: {"calls": [[number, name, detail, site, step], ...], the last ones of this rank, oldest first,
+"recorder": [[number, name, sizes], ...] of the Flight Recorder}."""
+DDP_BUFFERS, DDP_GRADIENTS = "ddp_buffers", "ddp_gradients"
+"""Names of the calls that DDP makes by itself in a forward and in a backward pass."""

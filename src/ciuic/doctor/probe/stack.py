@@ -1,0 +1,95 @@
+"""What the training thread is doing, seen from another thread."""
+
+import os
+import sys
+import time
+from types import FrameType
+
+FRAMES_MAX = 5
+NOT_THE_PROGRAM = (
+    *("torch", "ciuic", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "transformers"),
+    *("typing_extensions", "contextlib", "functools", "threading", "warnings"),
+)
+"""Packages whose lines nobody can change, and the wrappers of functions."""
+SAVING = ("save", "checkpoint")
+"""Parts of the names of functions that save."""
+
+
+def frames_of(thread: int) -> list[FrameType]:
+    """The frames of a thread, innermost first; empty when it has ended."""
+    frame = sys._current_frames().get(thread)
+    found: list[FrameType] = []
+    while frame is not None and len(found) < 200:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def described(frames: list[FrameType]) -> list[str]:
+    """`file:line in function` of the program's nearest frame, then of the innermost frames."""
+    own = next((frame for frame in frames if is_program(frame)), None)
+    chosen = ([own] if own is not None else []) + [frame for frame in frames[:FRAMES_MAX] if frame is not own]
+    return [where(frame) for frame in chosen[:FRAMES_MAX]]
+
+
+def where(frame: FrameType) -> str:
+    """`file:line in function`."""
+    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno} in {frame.f_code.co_name}"[:120]
+
+
+def is_program(frame: FrameType) -> bool:
+    """Whether a frame is neither torch's nor a framework's nor the doctor's."""
+    module = frame.f_globals.get("__name__", "").partition(".")[0]
+    return module not in NOT_THE_PROGRAM and not frame.f_code.co_filename.startswith("<")
+
+
+def in_torch(frames: list[FrameType]) -> bool:
+    """Whether the innermost frame is torch's (or the doctor's, which only passes on to torch)."""
+    return bool(frames) and frames[0].f_globals.get("__name__", "").partition(".")[0] in ("torch", "ciuic")
+
+
+def is_saving(frames: list[FrameType]) -> bool:
+    """Whether a function has a name that speaks of saving; ask only outside of forward and backward passes."""
+    names = {frame.f_code.co_name.lower() for frame in frames}
+    return any(word in name and "load" not in name for name in names for word in SAVING)
+
+
+class Processor:
+    """Processor time of one thread, read from another."""
+
+    def __init__(self) -> None:
+        self._thread, self._last = 0, (0.0, 0.0)
+
+    def share(self, thread: int) -> float | None:
+        """Of the wall time since the last call, 0 to 1; None the first time, or where the system does not tell."""
+        try:
+            clock = time.pthread_getcpuclockid(thread)
+            now = time.monotonic(), time.clock_gettime(clock)
+        except (AttributeError, OSError):
+            return None
+        last, known = self._last, self._thread == thread
+        self._thread, self._last = thread, now
+        wall_s = now[0] - last[0]
+        return min(1.0, max(0.0, (now[1] - last[1]) / wall_s)) if known and wall_s > 0 else None
+
+
+class Queue:
+    """How long this thread could run and got no processor (Linux; elsewhere always 0)."""
+
+    def __init__(self) -> None:
+        self._file, self._process, self._thread = -1, 0, 0
+
+    def waited_s(self, thread: int) -> float:
+        """Of the calling thread, in all."""
+        if self._process != os.getpid() or self._thread != thread:
+            self._process, self._thread = os.getpid(), thread
+            try:
+                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                self._file = -1
+        if self._file < 0:
+            return 0.0
+        try:
+            return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0

@@ -1,0 +1,117 @@
+"""How long each phase of a step takes on this rank, apart from waiting for others: numbers for the record."""
+
+import statistics
+from collections import deque
+from typing import Any
+
+from ciuic.doctor.facts_waiting import STEP_USUAL, TIMES, WAITS_LEAST, WINDOW
+from ciuic.doctor.probe.part import Model, Part, Step
+from ciuic.doctor.probe.stack import Queue
+from ciuic.doctor.record import Facts
+
+STEPS_FIRST = 3
+"""Not counted: compilation, workers that start, DDP's first buckets."""
+WINDOW_MIN = 4
+"""Steps of one window: fewer say nothing."""
+MEASURED_MAX = 12
+"""Steps of a window that are measured; the steps after them, up to the next record, cost only the clock."""
+USUAL_OVER = 32
+PHASES = {"data": "data", "forward": "forward", "backward": "backward", "step": "update", "save": "save", "collective": "waits"}
+"""Of the probe, and the name in TIMES; all others are `other`."""
+
+
+class Timers(Part):
+    """Wall times by phase; the wait for DDP's reductions is taken out of the backward pass."""
+
+    def __init__(self, probe: Any) -> None:
+        super().__init__(probe)
+        self._window: deque[dict[str, float]] = deque()
+        self._steps: deque[float] = deque(maxlen=USUAL_OVER)
+        self._last: dict[str, float] | None = None
+        """Times of the last step; DDP tells how long it waited only in the next forward pass."""
+        self._before: dict[str, float] = {}
+        self._queue = Queue()
+        self._queued_s = 0.0
+        self._count = 0
+        self._unread: int | None = None
+        """Step of the backward pass whose wait has not been read."""
+        self._reductions_s = 0.0
+        self._read_ns: dict[int, int] = {}
+        self._usual_s = 0.0
+
+    def model_found(self, model: Model) -> None:
+        """DDP measures its first ten passes, then each hundredth: too few. On a GPU it would have to wait more often."""
+        rate = getattr(model.wrapper, "_set_ddp_runtime_logging_sample_rate", None)
+        if rate is not None and all(parameter.device.type == "cpu" for _, parameter in model.parameters()):
+            rate(1)
+
+    def backward_end(self, roots: Any) -> None:
+        self._unread = self._count
+
+    def forward_begin(self, model: Model, inputs: Any, keywords: Any) -> None:
+        if self._unread is None or model.wrapper is None or len(self._window) >= MEASURED_MAX:
+            return
+        waited_s = self._waited_s(model)
+        if self._unread == self._count:
+            self._reductions_s += waited_s
+        elif self._last is not None:
+            _move(self._last, waited_s)
+        self._unread = None
+
+    def _waited_s(self, model: Model) -> float:
+        """From the last gradient to the end of the reductions, in DDP's last backward pass."""
+        data = getattr(getattr(model.wrapper, "logger", None), "_get_ddp_logging_data", None)
+        if data is None:
+            return 0.0
+        times = data().ints_map
+        ready, done = times.get("backward_compute_time_end", 0), times.get("backward_comm_time_end", 0)
+        is_new = self._read_ns.get(model.index) != ready
+        self._read_ns[model.index] = ready
+        return (done - ready) / 1e9 if is_new and done > ready > 0 else 0.0
+
+    def after_step(self, step: Step) -> None:
+        if step.index:
+            return
+        self._count += 1
+        if self._last is not None and len(self._window) < MEASURED_MAX:
+            self._window.append(self._last)
+        spent, queued_s = dict(self.probe.spent_s), self._queue.waited_s(self.probe.thread)
+        times = dict.fromkeys(TIMES, 0.0)
+        for phase, total_s in spent.items():
+            took_s = total_s - self._before.get(phase, 0.0)
+            times[PHASES.get(phase, "other")] += took_s
+            times["step"] += took_s
+        times["queued"] = queued_s - self._queued_s
+        _move(times, self._reductions_s)
+        self._before, self._queued_s, self._reductions_s = spent, queued_s, 0.0
+        self._last = times if step.number > STEPS_FIRST else None
+        if self._last is not None:
+            self._steps.append(times["step"])
+        if step.due:
+            self._tell(step)
+
+    def _tell(self, step: Step) -> None:
+        if self._steps:
+            self._usual_s = statistics.median(self._steps)
+        if len(self._window) < WINDOW_MIN:
+            return
+        step.facts[WINDOW] = summary(list(self._window))
+        self._window.clear()
+
+    def tick(self) -> Facts:
+        return {STEP_USUAL: round(self._usual_s, 6)} if self._usual_s else {}
+
+
+def _move(times: dict[str, float], waited_s: float) -> None:
+    """The wait for reductions happens inside the backward pass and is no part of its work."""
+    moved_s = min(waited_s, times["backward"])
+    times["backward"] -= moved_s
+    times["waits"] += moved_s
+
+
+def summary(window: list[dict[str, float]]) -> list[int]:
+    """[steps, microseconds of each of TIMES]: the lower quartile over the steps, and of the waits also the least."""
+    low = (len(window) - 1) // 4
+    ordered = {name: sorted(times[name] for times in window) for name in TIMES}
+    found = {name: values[low] for name, values in ordered.items()} | {WAITS_LEAST: ordered["waits"][0]}
+    return [len(window), *(round(1e6 * seconds) for seconds in found.values())]

@@ -1,0 +1,241 @@
+"""Class E: the scale of loss and gradients. The invariant: every label has the same weight in the step's gradient."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ciuic.doctor.case import Case, Round, Rule
+from ciuic.doctor.facts_training import FORM, REDUCED, WEIGHTS_REDUCED
+from ciuic.doctor.finding import Finding, Severity
+from ciuic.doctor.rules.gains import Gain, gain_of, mean_gain
+
+CLOSE = 0.02
+"""Relative: a gain this close to a number is that number."""
+ROUNDS_SURE = 2
+"""Samples in which a wrong gain must be seen."""
+SAMPLES_IMBALANCE = 5
+"""Samples of the labels' weights; between them every step counts at the start of a run."""
+IMBALANCE, APART = 2.0, 1.2
+"""On average a label of one rank weighs so many times another's, and its most labels are so much fewer than the least
+of the others: never the other way round, as it would be by chance."""
+
+
+@dataclass(kw_only=True)
+class _Labels:
+    """By how many labels a rank's loss was divided."""
+
+    low: float = float("inf")
+    high: float = 0.0
+    total: float = 0.0
+    samples: int = 0
+
+    @property
+    def mean(self) -> float:
+        return self.total / max(1, self.samples)
+
+    def add(self, form: Sequence[Any]) -> None:
+        divisors = form[5:7]
+        if len(divisors) == 2:
+            self.low, self.high = min(self.low, divisors[0]), max(self.high, divisors[1])
+            self.total, self.samples = self.total + sum(divisors) / 2, self.samples + 1
+
+
+class Scale(Rule):
+    """Counts samples by optimizer and ranks, so that one odd step is no finding."""
+
+    def __init__(self) -> None:
+        self._averages: dict[tuple[tuple[int, ...], int], dict[int, Any]] = {}
+        self._seen: dict[tuple[str, int, tuple[int, ...]], int] = {}
+        self._since: dict[tuple[str, int, tuple[int, ...]], int] = {}
+        self._weights: dict[tuple[int, tuple[int, ...]], dict[int, _Labels]] = {}
+
+    def round(self, case: Case, round: Round) -> Iterable[Finding]:
+        groups = round.groups() or [(rank,) for rank in round.records if case.world == 1]
+        for ranks in groups:
+            gain = gain_of(round, ranks)
+            is_sum = yield from self._reductions(round, ranks, gain)
+            yield from self._micro_batches(round, ranks, gain, is_sum=is_sum)
+            yield from self._labels(round, ranks)
+
+    def notice(self, case: Case, notice: Any) -> Iterable[Finding]:
+        if notice.kind != WEIGHTS_REDUCED:
+            return
+        ranks = tuple(notice.facts["ranks"])
+        heard = self._averages.setdefault((ranks, notice.facts["number"]), {})
+        heard[notice.rank] = notice
+        if len(heard) < len(ranks) or len({each.facts["parameter"] for each in heard.values()}) != 1:
+            return
+        gain = mean_gain([heard[rank].facts["before"] for rank in ranks], [heard[rank].facts["after"] for rank in ranks])
+        if gain is None or not _is(gain, len(ranks)):
+            return
+        name, site = notice.facts["parameter"], notice.facts["site"]
+        yield Finding(
+            code="CIUIC-E4",
+            cause=f"the weights of {len(ranks)} ranks are summed in {site} and never divided: "
+            f"{name} is {gain:.3g} times the mean of what they had",
+            step=max(1, notice.step),
+            modules=(name,),
+            evidence={"gain": round(gain, 4), "ranks": len(ranks), "site": site},
+            fix="divide by the number of ranks after the all_reduce: p.div_(world_size)",
+            confidence=0.95,
+        )
+
+    # ---- reductions ------------------------------------------------------------------------------------------------
+
+    def _reductions(self, round_: Round, ranks: Sequence[int], gain: Gain | None) -> Iterable[Finding]:
+        """Yields findings; its value is whether the step has a sum over the ranks in place of their mean."""
+        count = len(ranks)
+        if gain is None or count == 1:
+            return False
+        reduced = round_.records[ranks[0]].facts.get(REDUCED)
+        is_sum = _is(gain.value, count)
+        if gain.is_managed:
+            if is_sum and self._sure("E3", round_, ranks):
+                yield self._twice(round_, ranks, reduced, gain)
+            elif reduced is not None and reduced[4] and _is(gain.value, 1.0) and self._sure("E3", round_, ranks):
+                yield self._for_nothing(round_, ranks, reduced)
+            return is_sum
+        if is_sum and not self._is_meant(round_, ranks) and self._sure("E4", round_, ranks):
+            yield self._sum(round_, ranks, reduced, gain)
+        return is_sum
+
+    def _twice(self, round_: Round, ranks: Sequence[int], reduced: list | None, gain: Gain) -> Finding:
+        count = len(ranks)
+        where = f" by {reduced[0]} calls in {reduced[3]}" if reduced else ""
+        return Finding(
+            code="CIUIC-E3",
+            cause=f"gradients that DDP has averaged over {count} ranks are reduced once more{where}: "
+            f"they are {gain.value:.3g} times too large, as if the learning rate were",
+            step=self._first("E3", round_, ranks),
+            modules=(reduced[2],) if reduced else (),
+            evidence={"gain": round(gain.value, 4), "ranks": count} | ({"site": reduced[3]} if reduced else {}),
+            confidence=0.95 if reduced else 0.85,
+        )
+
+    def _for_nothing(self, round_: Round, ranks: Sequence[int], reduced: list) -> Finding:
+        return Finding(
+            code="CIUIC-E3",
+            cause=f"gradients that DDP has averaged are averaged once more by {reduced[0]} calls in {reduced[3]}: "
+            "the numbers stay right, every gradient is sent twice",
+            step=round_.step,
+            modules=(reduced[2],),
+            evidence={"gain": 1.0, "site": reduced[3]},
+            confidence=0.5,
+            severity=Severity.NOTE,
+        )
+
+    def _sum(self, round_: Round, ranks: Sequence[int], reduced: list | None, gain: Gain) -> Finding:
+        form = round_.records[ranks[0]].facts.get(FORM)
+        known = form is not None and form[2] == "mean"
+        where = f" in {reduced[3]}" if reduced else ""
+        return Finding(
+            code="CIUIC-E4",
+            cause=f"gradients are summed over {len(ranks)} ranks{where} and never divided: they are "
+            f"{gain.value:.3g} times the mean, as if the learning rate were",
+            step=self._first("E4", round_, ranks),
+            modules=(reduced[2],) if reduced else (),
+            evidence={"gain": round(gain.value, 4), "ranks": len(ranks)} | ({"site": reduced[3]} if reduced else {}),
+            confidence=0.95 if known else 0.6,
+            severity=None if known else Severity.WARNING,
+        )
+
+    def _is_meant(self, round_: Round, ranks: Sequence[int]) -> bool:
+        """A sum over the ranks is right for a loss that is a sum, or was divided by their number already."""
+        form = round_.records[ranks[0]].facts.get(FORM)
+        if form is None:
+            return False
+        micro, product, reduction = form[:3]
+        if reduction == "sum":
+            return True
+        share = 1.0 / len(ranks)
+        return _is(product * micro, share) or (micro == 1 and _is(product, share))
+
+    # ---- micro-batches -----------------------------------------------------------------------------------------------
+
+    def _micro_batches(
+        self, round_: Round, ranks: Sequence[int], gain: Gain | None, *, is_sum: bool
+    ) -> Iterable[Finding]:
+        forms = [round_.records[rank].facts.get(FORM) for rank in ranks]
+        if gain is None or any(form is None for form in forms) or len({(form[0], form[4]) for form in forms}) != 1:
+            return
+        micro, divided = forms[0][0], forms[0][4]
+        if micro < 2 or divided < 0:
+            return
+        by_hand = gain.value / (len(ranks) if is_sum and not gain.is_managed else 1.0)
+        times = divided + _is(by_hand, 1.0 / micro)
+        if times == 1 or not (_is(by_hand, 1.0) or times > divided) or not self._sure("E1", round_, ranks):
+            return
+        text = "never divided" if times == 0 else "divided twice"
+        factor = float(micro) if times == 0 else 1.0 / micro
+        yield Finding(
+            code="CIUIC-E1",
+            cause=f"{micro} micro-batches make one step and their loss is {text} by {micro}: "
+            f"gradients are {factor:.3g} times those of one large batch",
+            step=self._first("E1", round_, ranks),
+            evidence={"micro_batches": micro, "times_divided": int(times), "gain": round(gain.value, 4)},
+            fix=f"loss = loss / {micro}" if times == 0 else f"divide by {micro} once: remove one of the two divisions",
+            confidence=0.9,
+        )
+
+    # ---- labels ------------------------------------------------------------------------------------------------------
+
+    def _labels(self, round_: Round, ranks: Sequence[int]) -> Iterable[Finding]:
+        forms = {rank: round_.records[rank].facts.get(FORM) for rank in ranks}
+        weights = {rank: _weight(form) for rank, form in forms.items() if form is not None}
+        if len(ranks) < 2 or len(weights) < len(ranks) or any(weight <= 0 for weight in weights.values()):
+            return
+        heaviest = max(weights, key=lambda rank: weights[rank])
+        seen = self._weights.setdefault((round_.optimizer, tuple(ranks)), {})
+        for rank, form in forms.items():
+            seen.setdefault(rank, _Labels()).add(form or [])
+        self._sure("E2", round_, ranks)
+        others = min(labels.low for rank, labels in seen.items() if rank != heaviest)
+        mean = max(labels.mean for labels in seen.values()) / max(1e-9, seen[heaviest].mean)
+        if seen[heaviest].samples < SAMPLES_IMBALANCE or mean < IMBALANCE or others < APART * seen[heaviest].high:
+            return
+        is_known = all(form is not None and form[3] for form in forms.values())
+        told = f" ({_counts({rank: labels.mean for rank, labels in seen.items()})})" if is_known else ""
+        yield Finding(
+            code="CIUIC-E2",
+            cause=f"rank {heaviest} has fewer labels that count than the others{told}, and each rank's loss is a mean over "
+            f"its own: one of its labels weighs {mean:.3g} times as much in the gradient",
+            step=self._first("E2", round_, ranks),
+            ranks=(heaviest,),
+            evidence={"weight_ratio": round(mean, 3)}
+            | {f"labels_rank_{rank}": round(labels.mean, 1) for rank, labels in list(seen.items())[:8]},
+            confidence=0.9,
+        )
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def _sure(self, what: str, round_: Round, ranks: Sequence[int]) -> bool:
+        key = what, round_.optimizer, tuple(ranks)
+        self._seen[key] = self._seen.get(key, 0) + 1
+        self._since[key] = min(round_.step, self._since.get(key, round_.step))
+        return self._seen[key] >= ROUNDS_SURE
+
+    def _first(self, what: str, round_: Round, ranks: Sequence[int]) -> int:
+        return self._since.get((what, round_.optimizer, tuple(ranks)), round_.step)
+
+
+def _weight(form: list) -> float:
+    """Of one label in the rank's gradient; 0: not known."""
+    micro, product, reduction, labels = form[:4]
+    if reduction == "mean" and labels:
+        return product * micro / labels
+    if reduction == "sum" and 0 < product < 1 and _is_whole(1.0 / product):
+        return product
+    return 0.0
+
+
+def _is_whole(value: float) -> bool:
+    return abs(value - round(value)) < 1e-4 * value
+
+
+def _is(value: float, wanted: float) -> bool:
+    return abs(value - wanted) <= CLOSE * abs(wanted)
+
+
+def _counts(labels: dict[int, float]) -> str:
+    shown = [f"{value:.0f} on rank {rank}" for rank, value in list(labels.items())[:4]]
+    return ", ".join(shown) + (", ..." if len(labels) > len(shown) else "")

@@ -1,0 +1,177 @@
+"""`run_case`: one program with one fault or one clean variant, on ranks forked from a warmed process."""
+
+import contextlib
+import functools
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zoo.catalogue import FAULTS, PROGRAMS
+from zoo.fault import Fault
+from zoo.hookup import Desk
+
+PATIENCE_S = 12.0
+"""Time-out of the programs' collectives."""
+TAIL = 2_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOutcome:
+    """How one rank ended."""
+
+    exit_code: int | None
+    """Negative: by this signal. None: still alive when the case was ended."""
+    wall_s: float
+    cpu_s: float
+    """Processor time after the fork."""
+    losses: tuple[str, ...]
+    """As `float.hex`, in order, of all generations."""
+    error: str
+    """The end of what it wrote."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of one case."""
+
+    program: str
+    case: str
+    ranks: tuple[RankOutcome, ...]
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every rank came to its end by itself, without an error."""
+        return all(rank.exit_code == 0 for rank in self.ranks)
+
+
+def run_case(
+    program: str,
+    case: str,
+    *,
+    steps: int = 24,
+    world: int = 2,
+    doctor: bool = True,
+    timeout_s: float = 60.0,
+    folder: Path,
+) -> Outcome:
+    """Run a fault (an id of FAULTS) or a clean variant (any other name) of a program.
+
+    `folder` is made; it has the ranks' logs and losses, and `doctor-0/` with what the doctor wrote. A program with two
+    generations is started twice in the same folder, and the doctor's second folder is `doctor-1/`.
+    Raises KeyError for a program or a case that the catalogue does not know.
+    """
+    known = PROGRAMS[program]
+    if case not in known.faults and case not in known.variants:
+        raise KeyError(f"{program} has no case {case!r}")
+    fault = FAULTS[case] if case in known.faults else None
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    ends: list[dict[str, Any]] = []
+    findings: list[dict[str, Any]] = []
+    for generation in range(known.generations):
+        desk = Desk(folder / f"doctor-{generation}") if doctor else None
+        try:
+            request = {
+                "program": program,
+                "needs": list(known.needs),
+                "fault": case if fault else "",
+                "variant": "" if fault else case,
+                "steps": steps,
+                "world": world,
+                "generation": generation,
+                "patience_s": PATIENCE_S,
+                "timeout_s": timeout_s,
+                "folder": str(folder),
+                "doctor": desk.for_ranks() if desk else None,
+                **_circumstances(fault),
+            }
+            ends.append(_zygote().ask(request))
+        finally:
+            findings += desk.close() if desk else []
+    return Outcome(
+        program=program,
+        case=case,
+        ranks=tuple(_rank(rank, ends, folder) for rank in range(world)),
+        findings=findings,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _circumstances(fault: Fault | None) -> dict[str, Any]:
+    return {
+        "env": dict(fault.env) if fault else {},
+        "clock_offset_s": fault.clock_offset_s if fault else 0.0,
+        "port": _free_port(),
+    }
+
+
+def _free_port() -> int:
+    """Below the range from which the system hands out ports, so that nobody gets it by chance meanwhile."""
+    for _ in range(100):
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port between 15000 and 32000")
+
+
+def _rank(rank: int, ends: list[dict[str, Any]], folder: Path) -> RankOutcome:
+    losses: list[str] = []
+    said = ""
+    for generation in range(len(ends)):
+        record = folder / f"losses-{generation}-{rank}.txt"
+        losses += record.read_text().split() if record.exists() else []
+        log = folder / f"rank-{generation}-{rank}.log"
+        said += log.read_text(errors="replace") if log.exists() else ""
+    codes = [end["ranks"][rank]["exit"] for end in ends]
+    return RankOutcome(
+        exit_code=next((code for code in codes if code != 0), 0),
+        wall_s=sum(end["ranks"][rank]["wall_s"] for end in ends),
+        cpu_s=sum(end["ranks"][rank]["cpu_s"] for end in ends),
+        losses=tuple(losses),
+        error=said[-TAIL:],
+    )
+
+
+class Zygote:
+    """The warmed process, as its user sees it. It ends with this process, because its socket does."""
+
+    def __init__(self) -> None:
+        here, there = socket.socketpair()
+        tests = Path(__file__).parent.parent
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")]),
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        command = [sys.executable, "-m", "zoo.zygote", str(there.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=[there.fileno()], env=environment, stdin=subprocess.DEVNULL)
+        there.close()
+        self._socket = here
+        self._answers = here.makefile("r", encoding="utf-8")
+        self._lock = threading.Lock()
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run one case. Raises RuntimeError when the warmed process is gone."""
+        with self._lock:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            line = self._answers.readline()
+        if not line:
+            raise RuntimeError(f"the zoo's warmed process ended with code {self._process.wait()}")
+        return json.loads(line)
+
+
+@functools.cache
+def _zygote() -> Zygote:
+    return Zygote()
