@@ -221,7 +221,8 @@ def test_each_role_does_only_its_own_things(hub: HubProcess) -> None:
 
 def test_a_token_can_make_a_second_operator(hub: HubProcess) -> None:
     second = hub.join("alice", role="operator")
-    assert second.client.call("GET", "/v1/nodes", None, list[NodeInfo])
+    listed = hub.join("listed").node_id
+    assert listed in {node.node_id for node in second.client.call("GET", "/v1/nodes", None, list[NodeInfo])}
 
 
 def test_an_evicted_node_is_refused_everywhere_for_good(hub: HubProcess) -> None:

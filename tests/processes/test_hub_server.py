@@ -311,6 +311,7 @@ def _dribble(hub: HubProcess) -> None:
 # ---- the end, and after it -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_sigterm_ends_the_hub_within_two_seconds_although_answers_are_held(own_hub: HubProcess) -> None:
     nodes = [own_hub.join(place) for place in ("a", "b", "c")]
     for node in nodes:

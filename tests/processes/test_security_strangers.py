@@ -135,7 +135,7 @@ def strict(tmp_path: Path) -> Iterator[HubProcess]:
         "stranger_requests_per_s": 5.0,
         "stranger_requests_burst": 40.0,
         "stranger_connections": 8,
-        "requests_per_s": 50.0,
+        "requests_per_s": 10.0,
         "requests_burst": 100.0,
         "connections": 16,
     }

@@ -10,7 +10,7 @@ from training_jobs import each_once, hurry, script_job
 from ciuic.errors import CertificateError, MovedError, RoleError
 from ciuic.net.client import HubClient
 
-SLOWLY = ("--batch", 4, "--step-s", 0.05)
+SLOWLY = ("--batch", 4, "--step-s", 0.05, "--hold")
 SAMPLES = 3_000
 FOUR = {"fragments": 4}
 

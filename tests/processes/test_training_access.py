@@ -23,7 +23,7 @@ from ciuic.net.tls import client_context
 from ciuic.net.tokens import make_token, parse_token
 
 TOTAL = 4_000
-SLOWLY = ("--batch", 4, "--step-s", 0.08)
+SLOWLY = ("--batch", 4, "--step-s", 0.08, "--hold")
 OPEN_TO_ALL = {"/health": 200, "/ca.pem": 200}
 CLOSED = (
     ("GET", "/"),

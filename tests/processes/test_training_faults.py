@@ -14,7 +14,7 @@ from ciuic.codec import FragmentCodec
 from ciuic.net.messages import RunInfo
 
 STEP_S = 0.08
-SLOWLY = ("--batch", 4, "--step-s", STEP_S)
+SLOWLY = ("--batch", 4, "--step-s", STEP_S, "--hold")
 PER_NODE = 2_000
 """Samples; at that pace 40 s, longer than any test looks at the run. Then its programs hurry."""
 

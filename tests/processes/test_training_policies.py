@@ -176,7 +176,7 @@ def test_a_worker_that_waits_for_a_mean_hears_that_it_shall_leave(tmp_path: Path
         sync = {"send": "gradient", "interval": 1, "deadline": "60 s"}
         job = script_job(records, "--step-s", 0.02, nodes=2, samples=64_000, sync=sync, fault={"grace": "60 s"})
         run = cluster.submit(job)
-        cluster.await_version(run, 10)
+        wait_for(lambda: cluster.member(run, "b").pushes_merged, "a merged push of b: from then on it is waited for")
         os.kill(nodes[1].worker_pid(), signal.SIGSTOP)
         try:
             wait_for(

@@ -15,9 +15,9 @@ def test_own_loop_with_loader_processes_trains_every_sample_once(tmp_path: Path)
         nodes = cluster.add_nodes("a", "b")
         options = ("--batch", 8, "--step-s", 0.01, "--workers", 2)
         run = cluster.submit(script_job(records, *options, nodes=2, samples=total))
-        cluster.await_version(run, 4)
-        for node in nodes:
-            assert len(psutil.Process(node.worker_pid()).children()) == 2
+        for node in nodes:  # the one that comes later has none yet when the other one trains
+            worker = psutil.Process(node.worker_pid())
+            wait_for(lambda w=worker: len(w.children()) == 2, f"loader processes of {node.name}")
         hurry(records)
         info = cluster.finished(run)
         assert info.samples.duplicated == 0

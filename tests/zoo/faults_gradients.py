@@ -33,13 +33,6 @@ FAULTS = (
         codes=("CIUIC-A2", "CIUIC-A6", "CIUIC-A3"),
     ),
     Fault(
-        id="accumulate_find_unused",
-        title="accumulation with find_unused_parameters: what only an early micro-batch uses is not reduced",
-        letter="A",
-        reported=("A5",),
-        codes=("CIUIC-A4", "CIUIC-A2"),
-    ),
-    Fault(
         id="static_graph_changes",
         title="static_graph=True for a graph in which a block is left out at some steps",
         letter="A",
@@ -187,7 +180,7 @@ FAULTS = (
         id="underflow",
         title="fp16 without a loss scale: small gradients become exactly zero",
         letter="C",
-        codes=("CIUIC-C3",),
+        codes=("CIUIC-C3", "CIUIC-F7"),
     ),
     Fault(
         id="none_on_one_rank",

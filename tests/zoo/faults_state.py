@@ -39,9 +39,9 @@ FAULTS = (
     ),
     Fault(
         id="average_differs",
-        title="the moving average of the weights is updated on rank 0 only",
+        title="a moving average of activations, a buffer, follows each rank's own batches",
         letter="D",
-        codes=("CIUIC-D3", "CIUIC-D4"),
+        codes=("CIUIC-D3",),
     ),
     Fault(
         id="corrupt_all_reduce",

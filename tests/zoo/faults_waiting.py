@@ -94,7 +94,7 @@ FAULTS = (
         id="rank_stopped",
         title="rank 1 is stopped (SIGSTOP)",
         letter="J",
-        codes=("CIUIC-J3", "CIUIC-J5"),
+        codes=("CIUIC-J6", "CIUIC-J3"),
         rank=1,
         kind="hang",
     ),

@@ -1,6 +1,7 @@
 """Where the zoo touches the doctor: one function for a rank, one class for the runner."""
 
 import importlib.util
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,22 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         from ciuic.doctor.collector import Collector, Options
 
-        self._collector = Collector(Options(folder=folder, every=EVERY))
+        self.found = threading.Event()
+        """Set when the doctor has told its first incident."""
+        self._collector = Collector(Options(folder=folder, every=EVERY), told=lambda _: self.found.set())
         self._collector.start()
 
     def for_ranks(self) -> dict[str, Any]:
         """What `attach_rank` needs."""
         return {"address": self._collector.address, "token": self._collector.token}
 
-    def close(self) -> list[dict[str, Any]]:
-        """The incidents as plain data, the most likely cause first."""
+    def incidents(self) -> list[dict[str, Any]]:
+        """What was found so far as plain data, the most likely cause first."""
         import msgspec
 
-        return [msgspec.to_builtins(incident) for incident in self._collector.close()]
+        return [msgspec.to_builtins(incident) for incident in self._collector.incidents()]
+
+    def close(self) -> list[dict[str, Any]]:
+        """Let the doctor come to its end; all that it found."""
+        self._collector.close()
+        return self.incidents()

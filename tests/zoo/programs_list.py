@@ -37,7 +37,7 @@ PROGRAMS = (
         name="tiny_gpt",
         title="small GPT under DDP, with accumulation, clipping, warm-up and cosine, tied weights",
         faults=_words("""
-            module_forward unfreeze_after_wrap moved_after_wrap accumulate_find_unused static_graph_changes
+            module_forward unfreeze_after_wrap moved_after_wrap static_graph_changes
             reentrant_checkpoint no_sync_around_backward no_sync_off_by_one layer_ignored stale_optimizer rate_zero
             no_zero_grad load_on_rank0 overwritten decay_differs loss_not_divided loss_divided_twice token_imbalance
             clip_on_one_rank clip_tiny nan_on_one_rank scheduler_per_micro_batch warmup_too_late rate_differs
@@ -47,12 +47,11 @@ PROGRAMS = (
         """),
         variants=_words("""
             plain no_dropout untied loaded frozen_embedding frozen_reentrant checkpointing stochastic_depth
-            static_graph one_bit warmup_from_zero restarts one_cycle token_weighted bf16 sync_each no_clip
+            early_piece_only static_graph one_bit warmup_from_zero restarts one_cycle token_weighted bf16 sync_each no_clip
             no_accumulation accumulate_4 ema
         """),
         modules={
             "unfreeze_after_wrap": "tokens",
-            "accumulate_find_unused": "blocks.1",
             "layer_ignored": "norm",
             "overwritten": "blocks.0.mlp.0.weight",
             "tie_broken": "head.weight",
@@ -86,7 +85,12 @@ PROGRAMS = (
             slow_backward slow_data
         """),
         variants=_words("plain flat asynchronous broadcast sgd rmsprop global_skip"),
-        modules={"partial_reduction": "norm", "none_on_one_rank": "style", "overwritten": "norm.weight"},
+        modules={
+            "partial_reduction": "norm",
+            "none_on_one_rank": "style",
+            "overwritten": "norm.weight",
+            "average_differs": "center",
+        },
     ),
     Program(
         name="local_sgd",

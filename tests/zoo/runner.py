@@ -5,11 +5,13 @@ import functools
 import json
 import os
 import random
+import select
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from zoo.hookup import Desk
 
 PATIENCE_S = 12.0
 """Time-out of the programs' collectives."""
+SETTLE_S = 2.0
+"""From the doctor's first word about a hang to the end of the case: it may correct itself."""
 TAIL = 2_000
 
 
@@ -46,6 +50,9 @@ class Outcome:
     case: str
     ranks: tuple[RankOutcome, ...]
     findings: list[dict[str, Any]] = field(default_factory=list)
+    """The doctor's incidents, the most likely cause first."""
+    began_s: float
+    """Seconds since the epoch, to compare with a finding's `found_s`."""
     seconds: float
 
     @property
@@ -67,7 +74,8 @@ def run_case(
     """Run a fault (an id of FAULTS) or a clean variant (any other name) of a program.
 
     `folder` is made; it has the ranks' logs and losses, and `doctor-0/` with what the doctor wrote. A program with two
-    generations is started twice in the same folder, and the doctor's second folder is `doctor-1/`.
+    generations is started twice in the same folder, and the doctor's second folder is `doctor-1/`. A hang is ended
+    when the doctor has found something, for then there is nothing more to see.
     Raises KeyError for a program or a case that the catalogue does not know.
     """
     known = PROGRAMS[program]
@@ -75,36 +83,51 @@ def run_case(
         raise KeyError(f"{program} has no case {case!r}")
     fault = FAULTS[case] if case in known.faults else None
     folder.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
+    began, began_s = time.monotonic(), time.time()
     ends: list[dict[str, Any]] = []
     findings: list[dict[str, Any]] = []
     for generation in range(known.generations):
-        desk = Desk(folder / f"doctor-{generation}") if doctor else None
-        try:
-            request = {
-                "program": program,
-                "needs": list(known.needs),
-                "fault": case if fault else "",
-                "variant": "" if fault else case,
-                "steps": steps,
-                "world": world,
-                "generation": generation,
-                "patience_s": PATIENCE_S,
-                "timeout_s": timeout_s,
-                "folder": str(folder),
-                "doctor": desk.for_ranks() if desk else None,
-                **_circumstances(fault),
-            }
-            ends.append(_zygote().ask(request))
-        finally:
-            findings += desk.close() if desk else []
+        request = {
+            "program": program,
+            "needs": list(known.needs),
+            "fault": case if fault else "",
+            "variant": "" if fault else case,
+            "steps": steps,
+            "world": world,
+            "generation": generation,
+            "patience_s": PATIENCE_S,
+            "timeout_s": timeout_s,
+            "folder": str(folder),
+            "doctor": None,
+            **_circumstances(fault),
+        }
+        if doctor:
+            end, found = _with_doctor(request, is_hang=fault is not None and fault.kind == "hang")
+            findings += found
+        else:
+            end = _zygote().ask(request)
+        ends.append(end)
     return Outcome(
         program=program,
         case=case,
         ranks=tuple(_rank(rank, ends, folder) for rank in range(world)),
         findings=findings,
+        began_s=began_s,
         seconds=time.monotonic() - began,
     )
+
+
+def _with_doctor(request: dict[str, Any], *, is_hang: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """How the ranks ended, and what the doctor found until then; the end of a hang is not its finding."""
+    desk = Desk(Path(request["folder"]) / f"doctor-{request['generation']}")
+    found: list[dict[str, Any]] = []
+    try:
+        request["doctor"] = desk.for_ranks()
+        enough = desk.found if is_hang else None
+        end = _zygote().ask(request, enough=enough, before_end=lambda: found.extend(desk.incidents()))
+    finally:
+        last = desk.close()
+    return end, found or last
 
 
 def _circumstances(fault: Fault | None) -> dict[str, Any]:
@@ -162,10 +185,24 @@ class Zygote:
         self._answers = here.makefile("r", encoding="utf-8")
         self._lock = threading.Lock()
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one case. Raises RuntimeError when the warmed process is gone."""
+    def ask(
+        self,
+        request: dict[str, Any],
+        *,
+        enough: threading.Event | None = None,
+        before_end: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
+        """Run one case. Raises RuntimeError when the warmed process is gone.
+
+        SETTLE_S after `enough` is set the case is ended, if it runs still; `before_end` is called just before.
+        """
         with self._lock:
             self._socket.sendall(json.dumps(request).encode() + b"\n")
+            while enough is not None and not select.select([self._socket], [], [], 0.1)[0]:
+                if enough.is_set() and not select.select([self._socket], [], [], SETTLE_S)[0]:
+                    before_end()
+                    self._socket.sendall(b"\n")
+                    break
             line = self._answers.readline()
         if not line:
             raise RuntimeError(f"the zoo's warmed process ended with code {self._process.wait()}")

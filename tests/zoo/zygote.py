@@ -34,6 +34,8 @@ def main() -> None:
     _one_thread()
     lines = channel.makefile("r", encoding="utf-8")
     for line in lines:
+        if not line.strip():
+            continue  # an early end that came too late
         request = json.loads(line)
         for name in [*request["needs"], f"zoo.programs.{request['program']}"]:
             importlib.import_module(name)

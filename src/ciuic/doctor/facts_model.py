@@ -3,14 +3,16 @@
 MODE = "mode"
 """How the optimizer's parameters are kept equal: ddp, plain (nobody that torch knows), sharded, ledger, local."""
 FLOW = "flow"
-"""Since this optimizer's last step: [backward passes, forward passes of its models, through their wrapper, of those with
+"""Since this optimizer's last step: [backward passes, forward passes of its models, through their wrapper, of those
+with
 a reduction after them, 1 when the last one had that, times that no_sync was entered]."""
 EXCHANGE = "exchange"
-"""Of the program's own collectives: [1 when gradients were exchanged in this step, 1 when a backward pass came after that,
+"""Of the program's own collectives: [1 when gradients were exchanged in this step, 1 when a backward pass came after
+that,
 exchanges of parameters so far, 1 when one came since the last step]."""
 OWNED = "owned"
 """[Trainable parameters of the optimizer, of those without a gradient, of those whose gradient is zero, trainable
-parameters with a gradient that no optimizer owns, parameters of the optimizer that no model has and that get no gradient,
+parameters with a gradient that no optimizer owns, parameters of the optimizer that no model has and that get none,
 parameters that are there twice]."""
 NONE_SET = "none_set"
 """Digest of the names of the optimizer's parameters whose gradient is None."""
@@ -30,10 +32,11 @@ where another optimizer stepped in between, number of that optimizer]."""
 AVERAGES = "averages"
 """Digest of copies of a model that are kept beside it; also a kind for CHILDREN."""
 
-# ---- notices ----------------------------------------------------------------------------------------------------------
+# ---- notices -----------------------------------------------------------------------------------------------
 
 NAMES = "names"
-"""Notice {what: one of the keys below, names: at most NAMES_MAX, count, optimizer, step}: when it is new or has changed."""
+"""Notice {what: one of the keys below, names: at most NAMES_MAX, count, optimizer, step}: when it is new or has "
+"changed."""
 NAMES_MAX = 12
 WITHOUT_GRADIENT = "without_gradient"
 CUT_NAMES, REENTRANT_NAMES, IDLE_NAMES = "cut_names", "reentrant_names", "idle_names"
@@ -42,7 +45,8 @@ UNOWNED = "unowned"
 STRANGERS = "strangers"
 """Parameters of the optimizer that no model has; `names` are the model's parameters of the same shape, if any."""
 SHARED = "shared"
-"""Names are parameters that another optimizer owns as well; `other` is its number, `same` 1 when both used one gradient."""
+"""Names are parameters that another optimizer owns as well; `other` is its number, `same` 1 when both used one "
+"gradient."""
 UNREGISTERED = "unregistered"
 """Trainable parameters that DDP does not reduce; `how`: unfrozen, added, ignored, hooks lost."""
 UNTOUCHED = "untouched"
@@ -59,9 +63,10 @@ EVALUATED = "evaluated"
 CUT_CALL = "cut_call"
 """Notice {call, site, shape, module, how}: a collective without gradient took a tensor that needs one."""
 
-# ---- questions ---------------------------------------------------------------------------------------------------------
+# ---- questions ---------------------------------------------------------------------------------------------
 
 SKETCH = "sketch"
-"""Question {of, optimizer, step, names}: by name [length, elements, SIGNS float32 as bytes, digests of BLOCKS blocks]."""
+"""Question {of, optimizer, step, names}: by name [length, elements, SIGNS float32 as bytes, digests of BLOCKS "
+"blocks]."""
 SIGNS = 32
 BLOCKS = 32

@@ -1,4 +1,4 @@
-"""Names of facts about loss, gradients, clipping and learning rate: the probe's parts write them, the rules read them."""
+"""Names of facts about loss, gradients, clipping and learning rate: the probe's parts write, the rules read."""
 
 TAKEN = "taken"
 """Steps that this optimizer really made so far."""

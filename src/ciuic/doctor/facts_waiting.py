@@ -31,6 +31,8 @@ reductions. queued: the training thread could run and got no processor. The othe
 WAITS_LEAST = "waits_least"
 """The shortest wait of a step."""
 
+QUEUED = "queued"
+"""Of a record with long waits: microseconds a step for which any thread of the process could run and got no processor."""
 NEW_CALL = "new_call"
 """Notice: a call of a kind that this rank has not made before, sent before it is made. Facts as in `CALL_FIELDS`."""
 CALL_FIELDS = ("group", "number", "name", "detail", "site", "step", "ranks")

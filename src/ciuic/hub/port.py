@@ -105,7 +105,7 @@ class PortServer(uvicorn.Server):
         for connection in list(connections):
             connection.shutdown()
         for _ in range(100):
-            if not self.server_state.tasks and not any(one.transport.get_write_buffer_size() for one in connections):
+            if not self.server_state.tasks and not any(has_unsent(one.transport) for one in connections):
                 break
             await asyncio.sleep(LAST_ANSWERS_S / 100)
         for connection in list(connections):
@@ -113,6 +113,14 @@ class PortServer(uvicorn.Server):
         for door in self._doors:
             await door.wait_closed()
         await super().shutdown(sockets)
+
+
+def has_unsent(transport: asyncio.Transport) -> bool:
+    """Whether bytes wait to go out."""
+    try:
+        return transport.get_write_buffer_size() > 0
+    except AttributeError:  # asyncio's TLS transport, closed twice, has forgotten its buffer
+        return False
 
 
 def allow_many_files() -> None:

@@ -40,13 +40,13 @@ class EarlyEntries:
         self._thread = threading.Thread(target=self._follow, name="ciuic-early", daemon=True)
         self._thread.start()
 
-    def take(self, stop: threading.Event) -> bytes | None:
+    def take(self, stop: threading.Event, *, are_due: bool = False) -> bytes | None:
         """The frames that came since the last time, b"" when there are no more yet; None: ask in the usual way.
 
-        Waits for an answer that is due, until `stop` is set.
+        Waits for an answer that is due, until `stop` is set. `are_due`: the hub is known to have sent more.
         """
         with self._changed:
-            while not (self._data or self._is_current or self._has_failed) and not stop.is_set():
+            while not (self._data or self._has_failed or (self._is_current and not are_due)) and not stop.is_set():
                 self._changed.wait(LOOK_EVERY_S)
             data = b"".join(self._data)
             self._data.clear()

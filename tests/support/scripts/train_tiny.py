@@ -21,6 +21,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--step-s", type=float, default=0.0, help="least time of a step until RECORDS/hurry exists")
+    parser.add_argument("--hold", action="store_true", help="steps of a second from half of the run on, until then")
     parser.add_argument("--slow", default="", help="NODE:FACTOR, a node whose steps last longer")
     parser.add_argument("--workers", type=int, default=0, help="of the DataLoader")
     parser.add_argument("--width", type=int, default=96, help="of the model: 3300 make it a snapshot of 4 MiB")
@@ -59,7 +60,8 @@ def main() -> None:
         run.record(loss)
         record.trained(batch["number"])
         if step_s and not (options.records / "hurry").exists():
-            time.sleep(max(0.0, step_s - (time.monotonic() - began)))
+            least_s = max(step_s, 1.0) if options.hold and run.progress > 0.5 else step_s
+            time.sleep(max(0.0, least_s - (time.monotonic() - began)))
         optimizer.step()
         optimizer.zero_grad()
     end = {"node": run.node_id, "rank": run.rank, "steps": step, "digest": tiny_task.digest(plain)}

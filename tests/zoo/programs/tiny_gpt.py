@@ -49,8 +49,8 @@ def wrap(zoo: Zoo, model: Gpt) -> DistributedDataParallel:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
     ddp = DistributedDataParallel(
         model,
-        find_unused_parameters=zoo.fault in ("accumulate_find_unused", "reentrant_checkpoint")
-        or zoo.variant == "stochastic_depth",
+        find_unused_parameters=zoo.fault == "reentrant_checkpoint"
+        or zoo.variant in ("stochastic_depth", "early_piece_only"),
         static_graph=zoo.fault == "static_graph_changes" or zoo.variant == "static_graph",
     )
     if zoo.fault == "unfreeze_after_wrap":
@@ -124,7 +124,7 @@ def batches(zoo: Zoo, pieces: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
 
 
 def skipped_block(zoo: Zoo, step: int, piece: int) -> int | None:
-    if zoo.fault == "accumulate_find_unused" and piece == PIECES - 1:
+    if zoo.variant == "early_piece_only" and piece == PIECES - 1:
         return 1
     if zoo.fault == "static_graph_changes":
         return 0 if step % 2 else None

@@ -39,12 +39,15 @@ class Mixture(nn.Module):
         self.shared = Expert()
         self.register_buffer("bias", torch.zeros(EXPERTS))
         self.register_buffer("load", torch.zeros(EXPERTS), persistent=False)
-        if zoo.variant == "dead_expert" or zoo.fault in ("unused_parameter", "empty_expert"):
+        if zoo.variant == "dead_expert" or zoo.fault == "unused_parameter":
             self.bias[3] = -100.0
 
     def forward(self, x_ND: Tensor) -> Tensor:  # noqa: N803 - shape suffix
         scores = self.router(x_ND).sigmoid()
-        chosen = (scores + self.bias).topk(TOP, dim=-1).indices
+        preference = scores.detach() + self.bias
+        if self.zoo.fault == "empty_expert" and self.zoo.rank == 1:  # so it comes out on this rank's tokens
+            preference[:, 3] = -torch.inf
+        chosen = preference.topk(TOP, dim=-1).indices
         weights = scores.gather(1, chosen)
         weights = weights / weights.sum(dim=-1, keepdim=True)
         self.load = torch.bincount(chosen.reshape(-1), minlength=EXPERTS).float()

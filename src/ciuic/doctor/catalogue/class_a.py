@@ -30,7 +30,22 @@ _A1 = Code(
         "torch says nothing. The doctor: `1 forward passes went to the wrapped module itself, none through "
         "DistributedDataParallel, so nothing was reduced: the gradients of step 1 differ between ranks`."
     ),
-    explains=("CIUIC-A2", "CIUIC-A3", "CIUIC-A4", "CIUIC-A5", "CIUIC-A6", "CIUIC-C1", "CIUIC-C4", "CIUIC-F2", "CIUIC-H3", "CIUIC-D1", "CIUIC-D2", "CIUIC-D3", "CIUIC-D4", "CIUIC-D5",),
+    explains=(
+        "CIUIC-A2",
+        "CIUIC-A3",
+        "CIUIC-A4",
+        "CIUIC-A5",
+        "CIUIC-A6",
+        "CIUIC-C1",
+        "CIUIC-C4",
+        "CIUIC-F2",
+        "CIUIC-H3",
+        "CIUIC-D1",
+        "CIUIC-D2",
+        "CIUIC-D3",
+        "CIUIC-D4",
+        "CIUIC-D5",
+    ),
     depth=0,
 )
 
@@ -62,7 +77,21 @@ _A2 = Code(
         "torch says nothing at step 1. The doctor: `aux.weight, aux.bias took no part in the loss of step 1, "
         "so buckets were never complete and the gradients in them were not reduced`."
     ),
-    explains=("CIUIC-A4", "CIUIC-A5", "CIUIC-A6", "CIUIC-C1", "CIUIC-F2", "CIUIC-J1", "CIUIC-J2", "CIUIC-J3", "CIUIC-D1", "CIUIC-D2", "CIUIC-D3", "CIUIC-D4", "CIUIC-D5",),
+    explains=(
+        "CIUIC-A4",
+        "CIUIC-A5",
+        "CIUIC-A6",
+        "CIUIC-C1",
+        "CIUIC-F2",
+        "CIUIC-J1",
+        "CIUIC-J2",
+        "CIUIC-J3",
+        "CIUIC-D1",
+        "CIUIC-D2",
+        "CIUIC-D3",
+        "CIUIC-D4",
+        "CIUIC-D5",
+    ),
     depth=0,
 )
 
@@ -89,7 +118,18 @@ _A3 = Code(
         "torch says nothing. The doctor: `body.0.weight, body.0.bias: unfrozen after DistributedDataParallel "
         "had registered what is trainable; their gradients are not reduced and differ`."
     ),
-    explains=("CIUIC-A2", "CIUIC-A4", "CIUIC-A5", "CIUIC-A6", "CIUIC-F2", "CIUIC-D1", "CIUIC-D2", "CIUIC-D3", "CIUIC-D4", "CIUIC-D5",),
+    explains=(
+        "CIUIC-A2",
+        "CIUIC-A4",
+        "CIUIC-A5",
+        "CIUIC-A6",
+        "CIUIC-F2",
+        "CIUIC-D1",
+        "CIUIC-D2",
+        "CIUIC-D3",
+        "CIUIC-D4",
+        "CIUIC-D5",
+    ),
     depth=0,
 )
 
@@ -121,7 +161,17 @@ _A4 = Code(
         "torch says nothing. The doctor: `the last micro-batch of step 1 ran under no_sync(): 1 of 4 passes "
         "were reduced`."
     ),
-    explains=("CIUIC-A2", "CIUIC-A5", "CIUIC-A6", "CIUIC-F2", "CIUIC-D1", "CIUIC-D2", "CIUIC-D3", "CIUIC-D4", "CIUIC-D5",),
+    explains=(
+        "CIUIC-A2",
+        "CIUIC-A5",
+        "CIUIC-A6",
+        "CIUIC-F2",
+        "CIUIC-D1",
+        "CIUIC-D2",
+        "CIUIC-D3",
+        "CIUIC-D4",
+        "CIUIC-D5",
+    ),
     depth=0,
 )
 
@@ -148,7 +198,15 @@ _A5 = Code(
         "torch says nothing. The doctor: `the program's reduction leaves out head.weight, head.bias: these "
         "gradients differ between ranks at step 1, 4 others are equal`."
     ),
-    explains=("CIUIC-A6", "CIUIC-F2", "CIUIC-D1", "CIUIC-D2", "CIUIC-D3", "CIUIC-D4", "CIUIC-D5",),
+    explains=(
+        "CIUIC-A6",
+        "CIUIC-F2",
+        "CIUIC-D1",
+        "CIUIC-D2",
+        "CIUIC-D3",
+        "CIUIC-D4",
+        "CIUIC-D5",
+    ),
     depth=0,
 )
 
@@ -167,14 +225,18 @@ _A6 = Code(
     ),
     fix="look at what writes to .grad between the backward pass and the step on the ranks named",
     fixes=(
-        "Hooks on parameters, clipping by a rank's own norm and conditional code (`if rank == 0`) are the "
-        "usual ones."
+        "Hooks on parameters, clipping by a rank's own norm and conditional code (`if rank == 0`) are the usual ones."
     ),
     example=(
         "```python\nif rank == 1:\n    model.head.weight.grad.zero_()\noptimizer.step()\n```\n\n"
         "torch says nothing. The doctor: `the gradient of head.weight is exactly zero on rank 1 only`."
     ),
-    explains=("CIUIC-D1", "CIUIC-D2", "CIUIC-D3", "CIUIC-D4",),
+    explains=(
+        "CIUIC-D1",
+        "CIUIC-D2",
+        "CIUIC-D3",
+        "CIUIC-D4",
+    ),
     depth=2,
 )
 
@@ -197,8 +259,19 @@ _A7 = Code(
         "torch says nothing. The doctor: `no_sync() was entered 3 times a step, but all 4 micro-batches were "
         "reduced`."
     ),
-    explains=("CIUIC-L2", "CIUIC-L3",),
+    explains=(
+        "CIUIC-L2",
+        "CIUIC-L3",
+    ),
     depth=0,
 )
 
-CODES: tuple[Code, ...] = (_A1, _A2, _A3, _A4, _A5, _A6, _A7,)
+CODES: tuple[Code, ...] = (
+    _A1,
+    _A2,
+    _A3,
+    _A4,
+    _A5,
+    _A6,
+    _A7,
+)

@@ -21,15 +21,17 @@ _B1 = Code(
         "p.requires_grad_(False)"
     ),
     fixes=(
-        "```python\nmodel.head = nn.Linear(32, 4)\n"
-        "optimizer = AdamW(model.parameters())   # after the last change\n```"
+        "```python\nmodel.head = nn.Linear(32, 4)\noptimizer = AdamW(model.parameters())   # after the last change\n```"
     ),
     example=(
         "```python\noptimizer = AdamW(model.body.parameters())\nmodel(x).mean().backward()\n```\n\n"
         "torch says nothing. The doctor: `head.weight, head.bias get gradients, but no optimizer owns them: "
         "they never move`."
     ),
-    explains=("CIUIC-B4", "CIUIC-I3",),
+    explains=(
+        "CIUIC-B4",
+        "CIUIC-I3",
+    ),
     depth=0,
 )
 
@@ -53,7 +55,17 @@ _B2 = Code(
         "torch says nothing. The doctor: `the optimizer holds tensors that the trained model does not use "
         "(all of its parameters get no gradient)`."
     ),
-    explains=("CIUIC-B1", "CIUIC-B4", "CIUIC-C1", "CIUIC-A2", "CIUIC-G1", "CIUIC-G2", "CIUIC-I1", "CIUIC-I3", "CIUIC-F5",),
+    explains=(
+        "CIUIC-B1",
+        "CIUIC-B4",
+        "CIUIC-C1",
+        "CIUIC-A2",
+        "CIUIC-G1",
+        "CIUIC-G2",
+        "CIUIC-I1",
+        "CIUIC-I3",
+        "CIUIC-F5",
+    ),
     depth=0,
 )
 
@@ -112,4 +124,9 @@ _B4 = Code(
     depth=1,
 )
 
-CODES: tuple[Code, ...] = (_B1, _B2, _B3, _B4,)
+CODES: tuple[Code, ...] = (
+    _B1,
+    _B2,
+    _B3,
+    _B4,
+)

@@ -55,7 +55,19 @@ _C2 = Code(
         "torch says nothing. The doctor: `dist.all_gather at train.py:31 in loss carries no gradient: there "
         "is no way from the 8x32 tensor it is given to the loss any more`."
     ),
-    explains=("CIUIC-C1", "CIUIC-C3", "CIUIC-C4", "CIUIC-A2", "CIUIC-A6", "CIUIC-B4", "CIUIC-D1", "CIUIC-D2", "CIUIC-D3", "CIUIC-D4", "CIUIC-D5",),
+    explains=(
+        "CIUIC-C1",
+        "CIUIC-C3",
+        "CIUIC-C4",
+        "CIUIC-A2",
+        "CIUIC-A6",
+        "CIUIC-B4",
+        "CIUIC-D1",
+        "CIUIC-D2",
+        "CIUIC-D3",
+        "CIUIC-D4",
+        "CIUIC-D5",
+    ),
     depth=0,
 )
 
@@ -78,7 +90,10 @@ _C3 = Code(
         "```python\nwith torch.autocast('cuda', dtype=torch.float16):\n    loss = model(x)\nloss.backward()\n"
         "```\n\ntorch says nothing. The doctor names the share of zeros."
     ),
-    explains=("CIUIC-F7", "CIUIC-B4",),
+    explains=(
+        "CIUIC-F7",
+        "CIUIC-B4",
+    ),
     depth=0,
 )
 
@@ -101,7 +116,18 @@ _C4 = Code(
         "```python\nloss = model(x) + (model.aux(x).mean() if rank == 1 else 0)\n```\n\n"
         "torch says nothing. The doctor: `aux.weight has no gradient on rank 0, but one on the other ranks`."
     ),
-    explains=("CIUIC-A5", "CIUIC-A6", "CIUIC-A2", "CIUIC-J2", "CIUIC-J3", "CIUIC-D1", "CIUIC-D2", "CIUIC-D3", "CIUIC-D4", "CIUIC-D5",),
+    explains=(
+        "CIUIC-A5",
+        "CIUIC-A6",
+        "CIUIC-A2",
+        "CIUIC-J2",
+        "CIUIC-J3",
+        "CIUIC-D1",
+        "CIUIC-D2",
+        "CIUIC-D3",
+        "CIUIC-D4",
+        "CIUIC-D5",
+    ),
     depth=0,
 )
 
@@ -128,8 +154,20 @@ _C5 = Code(
         "torch says nothing. The doctor: `gradients are not cleared between steps: from step 2 on each step "
         "uses the sum of all gradients before it`."
     ),
-    explains=("CIUIC-E1", "CIUIC-F5", "CIUIC-F6", "CIUIC-E3", "CIUIC-E4",),
+    explains=(
+        "CIUIC-E1",
+        "CIUIC-F5",
+        "CIUIC-F6",
+        "CIUIC-E3",
+        "CIUIC-E4",
+    ),
     depth=0,
 )
 
-CODES: tuple[Code, ...] = (_C1, _C2, _C3, _C4, _C5,)
+CODES: tuple[Code, ...] = (
+    _C1,
+    _C2,
+    _C3,
+    _C4,
+    _C5,
+)

@@ -26,7 +26,13 @@ _D1 = Code(
         "torch says nothing. The doctor: `the ranks began with different parameters: body.0.weight, "
         "body.0.bias and 6 more differ before step 1`."
     ),
-    explains=("CIUIC-D2", "CIUIC-D3", "CIUIC-D4", "CIUIC-A6", "CIUIC-I3",),
+    explains=(
+        "CIUIC-D2",
+        "CIUIC-D3",
+        "CIUIC-D4",
+        "CIUIC-A6",
+        "CIUIC-I3",
+    ),
     depth=0,
 )
 
@@ -35,8 +41,7 @@ _D2 = Code(
     title="parameters diverge although gradients are equal",
     severity=Severity.CRITICAL,
     meaning=(
-        "The optimizers of the ranks do not do the same: another number of steps, other hyperparameters, "
-        "other moments."
+        "The optimizers of the ranks do not do the same: another number of steps, other hyperparameters, other moments."
     ),
     detection=(
         "Digests of gradients are equal, those of parameters are not; the optimizer's numbers, its count of "
@@ -51,7 +56,11 @@ _D2 = Code(
         "torch says nothing. The doctor: `the optimizer's state of rank 1 is another one at step 1: equal "
         "gradients move its parameters elsewhere`."
     ),
-    explains=("CIUIC-A6", "CIUIC-D3", "CIUIC-D4",),
+    explains=(
+        "CIUIC-A6",
+        "CIUIC-D3",
+        "CIUIC-D4",
+    ),
     depth=1,
 )
 
@@ -104,7 +113,11 @@ _D4 = Code(
         "torch says nothing. The doctor: `head.weight was written to outside the optimizer before step 8, on "
         "rank 1 only`."
     ),
-    explains=("CIUIC-D2", "CIUIC-D3", "CIUIC-A6",),
+    explains=(
+        "CIUIC-D2",
+        "CIUIC-D3",
+        "CIUIC-A6",
+    ),
     depth=1,
 )
 
@@ -130,8 +143,19 @@ _D5 = Code(
         "torch says nothing. The doctor: `a reduction gave rank 1 another result: body.0.weight differs in 3%"
         " of its blocks only`."
     ),
-    explains=("CIUIC-A6", "CIUIC-D1", "CIUIC-D2", "CIUIC-D4",),
+    explains=(
+        "CIUIC-A6",
+        "CIUIC-D1",
+        "CIUIC-D2",
+        "CIUIC-D4",
+    ),
     depth=1,
 )
 
-CODES: tuple[Code, ...] = (_D1, _D2, _D3, _D4, _D5,)
+CODES: tuple[Code, ...] = (
+    _D1,
+    _D2,
+    _D3,
+    _D4,
+    _D5,
+)

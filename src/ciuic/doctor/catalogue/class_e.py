@@ -8,14 +8,18 @@ _E1 = Code(
     title="the loss of the micro-batches is not divided by their number, or divided twice",
     severity=Severity.WARNING,
     meaning=(
-        "Gradients of several backward passes add up in .grad. When each loss is a mean and is not divided by the number "
-        "of passes, a step of k micro-batches has k times the gradient of one large batch; divided twice it has 1/k of it. "
+        "Gradients of several backward passes add up in .grad. When each loss is a mean and is not divided by the "
+        "number "
+        "of passes, a step of k micro-batches has k times the gradient of one large batch; divided twice it has 1/k "
+        "of it. "
         "With SGD the learning rate is wrong by that factor, with Adam the clipping and the weight decay are out of "
         "proportion, and the run depends on a number that should not matter."
     ),
     detection=(
-        "The doctor counts the backward passes of one call site between two steps, as far as each has a forward pass and "
-        "a batch of its own, and reads the constant factors between the loss's reduction and its root from the graph. A "
+        "The doctor counts the backward passes of one call site between two steps, as far as each has a forward pass "
+        "and "
+        "a batch of its own, and reads the constant factors between the loss's reduction and its root from the graph. "
+        "A "
         "few gradient elements are followed from the backward pass to the step, so a division of the gradients by hand "
         "counts too. No finding: losses that are sums, losses whose graph cannot be read, several losses of one batch, "
         "and backward passes from different lines (the two halves of a GAN's discriminator)."
@@ -23,13 +27,16 @@ _E1 = Code(
     fix="loss = loss / accumulation_steps, once",
     fixes=(
         "```python\nloss = criterion(model(x), y) / accumulation_steps\nloss.backward()\n```\n\n"
-        "`accelerator.backward(loss)` and Lightning divide by themselves when they were told the number of steps: leave "
+        "`accelerator.backward(loss)` and Lightning divide by themselves when they were told the number of steps: "
+        "leave "
         "your own division out there. A Trainer's `compute_loss_func` should divide a sum by `num_items_in_batch`."
     ),
     example=(
-        "```python\nfor i, (x, y) in enumerate(loader):\n    criterion(model(x), y).backward()  # a mean, and nobody divides\n"
+        "```python\nfor i, (x, y) in enumerate(loader):\n    criterion(model(x), y).backward()  # a mean, and nobody "
+        "divides\n"
         "    if i % 4 == 3:\n        optimizer.step()\n        optimizer.zero_grad()\n```\n\n"
-        "torch says nothing. The doctor: `4 micro-batches make one step and their loss is never divided by 4: gradients "
+        "torch says nothing. The doctor: `4 micro-batches make one step and their loss is never divided by 4: "
+        "gradients "
         "are 4 times those of one large batch`."
     ),
     depth=0,
@@ -45,9 +52,12 @@ _E2 = Code(
         "batch. With 60 tokens on one rank and 4 on another it is wrong by twice its length."
     ),
     detection=(
-        "The weight of one label in a rank's gradient is the constant factor of its loss divided by the number of labels "
-        "that are not ignored; both are read from the loss's graph. The invariant: this weight is the same on all ranks. "
-        "A finding needs the same rank to be the heaviest in four samples in a row, by half in each and by two on average, "
+        "The weight of one label in a rank's gradient is the constant factor of its loss divided by the number of "
+        "labels "
+        "that are not ignored; both are read from the loss's graph. The invariant: this weight is the same on all "
+        "ranks. "
+        "A finding needs the same rank to be the heaviest in four samples in a row, by half in each and by two on "
+        "average, "
         "so lengths that vary by chance are no finding; a sum divided by the global count is right."
     ),
     fix="loss = sum of the token losses * world_size / number of labels on all ranks",
@@ -57,9 +67,11 @@ _E2 = Code(
         "Transformers: `average_tokens_across_devices=True`. Or give every rank batches with about as many tokens."
     ),
     example=(
-        "```python\nloss = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)  # mean over my own\n"
+        "```python\nloss = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)  # mean over my "
+        "own\n"
         "loss.backward()\n```\n\n"
-        "torch says nothing. The doctor: `rank 1 has fewer labels that count than the others (60 on rank 0, 4 on rank 1), "
+        "torch says nothing. The doctor: `rank 1 has fewer labels that count than the others (60 on rank 0, 4 on rank "
+        "1), "
         "and each rank's loss is a mean over its own: one of its labels weighs 15 times as much in the gradient`."
     ),
     depth=0,
@@ -76,7 +88,8 @@ _E3 = Code(
     ),
     detection=(
         "A few gradient elements are followed: right after the backward pass they are equal on all ranks (DDP has "
-        "averaged), and the optimizer gets the number of ranks times as much, beyond what clipping and unscaling explain. "
+        "averaged), and the optimizer gets the number of ranks times as much, beyond what clipping and unscaling "
+        "explain. "
         "The program's own calls on gradients name the line. Reductions under no_sync and communication hooks are no "
         "finding; a second average that changes nothing is a note."
     ),
@@ -85,7 +98,8 @@ _E3 = Code(
     example=(
         "```python\nloss.backward()  # DDP averages here\nfor p in model.parameters():\n    dist.all_reduce(p.grad)\n"
         "optimizer.step()\n```\n\n"
-        "torch says nothing. The doctor: `gradients that DDP has averaged over 2 ranks are reduced once more by 10 calls "
+        "torch says nothing. The doctor: `gradients that DDP has averaged over 2 ranks are reduced once more by 10 "
+        "calls "
         "in train.py:31 in main: they are 2 times too large`. Inside a Ciuic run this loop is refused "
         "(`CIUIC-E4` is the case without DDP)."
     ),
@@ -102,7 +116,8 @@ _E4 = Code(
         "ranks, so the run behaves otherwise on every number of machines."
     ),
     detection=(
-        "A few gradient elements of every rank right after the backward pass, and what the optimizer gets: the ratio to "
+        "A few gradient elements of every rank right after the backward pass, and what the optimizer gets: the ratio "
+        "to "
         "their mean is the number of ranks. It does not matter how they were reduced (one by one, flat, asynchronous). "
         "No finding for a loss that is a sum, or that was divided by the number of ranks before."
     ),

@@ -15,7 +15,8 @@ _F1 = Code(
         "to a limit that is smaller by that factor: every step is tiny, and grows when the scale falls."
     ),
     detection=(
-        "clip_grad_norm_ is called after scaler.scale(loss) and before scaler.unscale_(optimizer) of the optimizer that "
+        "clip_grad_norm_ is called after scaler.scale(loss) and before scaler.unscale_(optimizer) of the optimizer "
+        "that "
         "owns these parameters. Calls with an infinite limit only look at the norm and are no finding."
     ),
     fix="scaler.unscale_(optimizer) before clip_grad_norm_",
@@ -24,7 +25,8 @@ _F1 = Code(
         "clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\nscaler.update()\n```"
     ),
     example=(
-        "```python\nscaler.scale(loss).backward()\nclip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\n```\n\n"
+        "```python\nscaler.scale(loss).backward()\nclip_grad_norm_(model.parameters(), "
+        "1.0)\nscaler.step(optimizer)\n```\n\n"
         "torch says nothing; weights move by 6e-6 instead of 0.34. The doctor: `gradients are clipped while they are "
         "still multiplied by the loss scale 65536: the limit acts as one 65536 times smaller`."
     ),
@@ -37,16 +39,19 @@ _F2 = Code(
     title="ranks clip equal or shared gradients by different norms",
     severity=Severity.CRITICAL,
     meaning=(
-        "Clipping must multiply all gradients of a model by one factor. When one rank clips alone, or each takes the norm "
+        "Clipping must multiply all gradients of a model by one factor. When one rank clips alone, or each takes the "
+        "norm "
         "of its own shard, the factors differ: replicas drift apart, slowly and without a message."
     ),
     detection=(
-        "A few gradient elements from the backward pass to the step: each rank's are a plain multiple of what they were, "
+        "A few gradient elements from the backward pass to the step: each rank's are a plain multiple of what they "
+        "were, "
         "and the multiples differ. Gradients that differ before are another fault (class A) and do not count here."
     ),
     fix="call clip_grad_norm_ on all ranks, with the norm of the whole model",
     fixes=(
-        "With FSDP2 `torch.nn.utils.clip_grad_norm_(model.parameters(), limit)` on the sharded parameters takes the norm "
+        "With FSDP2 `torch.nn.utils.clip_grad_norm_(model.parameters(), limit)` on the sharded parameters takes the "
+        "norm "
         "over all shards. A norm made by hand needs the squares summed over ranks: "
         "`dist.all_reduce(square); norm = square.sqrt()`."
     ),
@@ -65,11 +70,14 @@ _F3 = Code(
     severity=Severity.CRITICAL,
     meaning=(
         "A scaler leaves a step out when a gradient is not finite, and halves its scale. One rank with bad samples "
-        "spoils the average of all: every rank skips, for ever, and the scale goes to zero while the loss is still printed."
+        "spoils the average of all: every rank skips, for ever, and the scale goes to zero while the loss is still "
+        "printed."
     ),
     detection=(
-        "Skipped steps in a row, with each rank's own loss before any reduction; after the second skip each rank looks at "
-        "its modules' outputs and at its own gradients for a few steps. The first skips of a new scaler, while the scale "
+        "Skipped steps in a row, with each rank's own loss before any reduction; after the second skip each rank "
+        "looks at "
+        "its modules' outputs and at its own gradients for a few steps. The first skips of a new scaler, while the "
+        "scale "
         "finds its place, are no finding: they are fewer, and the losses are finite."
     ),
     fix="find the bad samples of the named rank: check its inputs with torch.isfinite",
@@ -96,7 +104,8 @@ _F4 = Code(
         "then on the replicas differ, and DDP averages gradients of different models."
     ),
     detection=(
-        "Steps taken at the same number of attempts, and backward passes at the same number of steps: both are equal on "
+        "Steps taken at the same number of attempts, and backward passes at the same number of steps: both are equal "
+        "on "
         "all ranks of a data-parallel run. A rank that steps twice, or not at all, breaks one of them."
     ),
     fix="decide on all ranks at once: dist.all_reduce(bad, op=dist.ReduceOp.MAX), then skip everywhere or nowhere",
@@ -106,7 +115,8 @@ _F4 = Code(
     ),
     example=(
         "```python\nif loss < 10:  # my own loss\n    optimizer.step()\n```\n\n"
-        "torch says nothing. The doctor: `rank 1 left optimizer steps out: 5 on rank 0, 6 on rank 1 backward passes for "
+        "torch says nothing. The doctor: `rank 1 left optimizer steps out: 5 on rank 0, 6 on rank 1 backward passes "
+        "for "
         "the same 5 steps`."
     ),
     explains=(*_APART, "CIUIC-G8", "CIUIC-G4", "CIUIC-A5"),
@@ -122,14 +132,17 @@ _F5 = Code(
         "every loss after it. The rank and the step where it began are gone from sight one step later."
     ),
     detection=(
-        "Each rank reads its own loss before the backward pass (of every step on a CPU, of sampled steps on a GPU), and "
-        "looks whether the model's input or a parameter is not finite. The rank with the earliest step is named. With a "
+        "Each rank reads its own loss before the backward pass (of every step on a CPU, of sampled steps on a GPU), "
+        "and "
+        "looks whether the model's input or a parameter is not finite. The rank with the earliest step is named. With "
+        "a "
         "loss scaler a single one is skipped and is no finding."
     ),
     fix="look at the input of the named rank and step; skip on all ranks when a loss is not finite",
     fixes="`torch.autograd.set_detect_anomaly(True)` names the operation when the numbers are finite at the input.",
     example=(
-        "```python\nloss = cross_entropy(model(x), y)  # x has a nan on rank 1\nloss.backward()\noptimizer.step()\n```\n\n"
+        "```python\nloss = cross_entropy(model(x), y)  # x has a nan on rank "
+        "1\nloss.backward()\noptimizer.step()\n```\n\n"
         "torch says nothing. The doctor: `the loss of rank 1 is nan at step 7: the model's input 0 is not finite`."
     ),
     explains=("CIUIC-A6", "CIUIC-D2", "CIUIC-D3", "CIUIC-D4", "CIUIC-D5", "CIUIC-C3"),
@@ -141,7 +154,8 @@ _F6 = Code(
     title="every step is clipped by a large factor",
     severity=Severity.WARNING,
     meaning=(
-        "When the norm is hundreds of times the limit at every step, clipping is not a safety net: it is the learning rate. "
+        "When the norm is hundreds of times the limit at every step, clipping is not a safety net: it is the learning "
+        "rate. "
         "The limit has a wrong unit, or the gradients have a wrong scale."
     ),
     detection="The norm that clip_grad_norm_ returned was more than 200 times its limit five times in a row.",
@@ -149,7 +163,8 @@ _F6 = Code(
     fixes="Print the norm of some steps without clipping: `clip_grad_norm_(parameters, float('inf'))`.",
     example=(
         "```python\nclip_grad_norm_(model.parameters(), 1e-3)  # 1.0 was meant\n```\n\n"
-        "torch says nothing. The doctor: `every step so far is clipped to a norm of 0.001 while the gradient's is about "
+        "torch says nothing. The doctor: `every step so far is clipped to a norm of 0.001 while the gradient's is "
+        "about "
         "1.4: a step is about 1400 times smaller than its gradient`."
     ),
     depth=1,

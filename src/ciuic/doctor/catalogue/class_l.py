@@ -39,8 +39,8 @@ CODES: tuple[Code, ...] = (
         severity=Severity.WARNING,
         meaning="Even the rank that comes last to a collective waits long in it: no rank is late, the exchange itself is slow.",
         detection="The shortest wait of any rank in any step since the last record (own collectives, and DDP's reductions after "
-        "the last gradient): more than half of a step and 20 ms, in two records in a row. A rank that is late does not wait "
-        "itself, and on a machine that is too busy only some steps take long.",
+        "the last gradient), less the time in which threads of a rank could run and got no processor: more than half of a step "
+        "and 20 ms, in two records in a row. A rank that is late does not wait itself.",
         fix="check the interface and its speed (`ciuic bench network`), reduce less often or compress",
         fixes="Gradient accumulation under `no_sync()`, `bf16` compression hooks, or Ciuic's own modes for slow links; larger buckets "
         "when there are many small reductions.",

@@ -43,7 +43,8 @@ class Called:
         self._has_trained = True
 
     def how(self, module: nn.Module) -> str:
-        """`called`, `reentrant` (inside a checkpoint that is never computed again), `without` (under no_grad), or empty."""
+        """`called`, `reentrant` (inside a checkpoint that is never computed again), `without` (under no_grad), or "
+        "empty."""
         return self._how.get(id(module), "")
 
     def _seen(self, module: nn.Module, inputs: Any) -> None:

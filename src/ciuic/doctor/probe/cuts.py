@@ -105,7 +105,8 @@ class _Graph:
         return "one side" if any(_pairs_with_constant(user, item) for user in users) else ""
 
     def _uses_constants(self, item: _Taken) -> bool:
-        """Whether an operation after the call has a side that needs no gradient and the shape of what the call returned."""
+        """Whether an operation after the call has a side that needs no gradient and the shape of what the call "
+        "returned."""
         rows = {item.shape[0], item.shape[0] * len(item.ranks)}
         for node in {user for users in self.users.values() for user in users}:
             if node._sequence_nr() <= item.made or all(below is not None for below, _ in node.next_functions):

@@ -1,4 +1,5 @@
-"""How gradients came about: forward passes around or through the wrapper, backward passes, what the program exchanged."""
+"""How gradients came about: forward passes around or through the wrapper, backward passes, what the program "
+"exchanged."""
 
 import contextlib
 from collections.abc import Iterator
@@ -59,20 +60,20 @@ class Flow(Part):
                 yield
 
         self._patch = original, no_sync
-        DistributedDataParallel.no_sync = no_sync  # ty: ignore[invalid-assignment]
+        DistributedDataParallel.no_sync = no_sync
 
     def ends(self) -> dict[str, Any]:
         """Put back what was replaced."""
         original, ours = self._patch
         if DistributedDataParallel.no_sync is ours:
-            DistributedDataParallel.no_sync = original  # ty: ignore[invalid-assignment]
+            DistributedDataParallel.no_sync = original
         return {}
 
     def model_found(self, model: Model) -> None:
         """Sizes have changed."""
         self._size = None
 
-    # ---- passes --------------------------------------------------------------------------------------------------------
+    # ---- passes --------------------------------------------------------------------------------------------
 
     def backward_begin(self, roots: tuple[Tensor, ...]) -> None:
         """A pass after an exchange of gradients adds to what was equal."""
@@ -105,7 +106,7 @@ class Flow(Part):
             if self._where == "gradients" and self._elements["gradients"] >= self._least():
                 self._is_late = False
 
-    # ---- steps ---------------------------------------------------------------------------------------------------------
+    # ---- steps ---------------------------------------------------------------------------------------------
 
     def before_step(self, step: Step) -> None:
         """Tell what has happened since this optimizer's last step."""
@@ -120,8 +121,9 @@ class Flow(Part):
         count = self._since.setdefault(step.index, _Count())
         count.backwards, count.no_sync = self._backwards, self._no_sync
         count.passes = {model.index: list(model.passes) for model in self.probe.models}
+        kept = self._elements["parameters"] if self._where == "parameters" else 0  # between steps of two optimizers
         self._where = "parameters"
-        self._elements = {"gradients": 0, "parameters": 0}
+        self._elements = {"gradients": 0, "parameters": kept}
         self._is_late = self._is_fresh = False
 
     def _tell(self, step: Step) -> None:
@@ -146,7 +148,7 @@ class Flow(Part):
         keys = [key for key in self._untouched.get(0, ()) if key in own and key in names]
         self._names.tell(step, UNTOUCHED, [names[key] for key in keys])
 
-    # ---- sizes ---------------------------------------------------------------------------------------------------------
+    # ---- sizes ---------------------------------------------------------------------------------------------
 
     def _least(self, optimizer: Optimizer | None = None) -> int:
         if optimizer is not None:

@@ -17,11 +17,16 @@ _PLAIN = (int, str, float, np.integer, np.floating)
 def samplers(loader: Any) -> list[Any]:
     """The samplers of a loader, the outermost first: of batches, then of samples."""
     found: list[Any] = []
-    current = getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None)
+    current = _inner(loader)
     while current is not None and len(found) < CHAIN_MAX and all(current is not each for each in found):
         found.append(current)
-        current = getattr(current, "batch_sampler", None) or getattr(current, "sampler", None)
+        current = _inner(current)
     return found
+
+
+def _inner(owner: Any) -> Any:
+    found = getattr(owner, "batch_sampler", None)
+    return found if found is not None else getattr(owner, "sampler", None)
 
 
 def sharing(loader: Any) -> Any:
@@ -40,7 +45,9 @@ def is_shuffled(loader: Any) -> bool:
 
 
 def length_of(item: Any) -> int:
-    """len, or -1."""
+    """len, or -1. Of a loader over a stream too: torch would hold its stream to what it said."""
+    if isinstance(getattr(item, "dataset", None), IterableDataset):
+        return -1
     try:
         return len(item)
     except (TypeError, NotImplementedError, AttributeError):

@@ -7,7 +7,21 @@ import torch
 from torch import Tensor
 
 NODES_MAX = 64
-PASSED = ("Clone", "View", "Reshape", "UnsafeView", "Alias", "Squeeze", "Unsqueeze", "ToCopy", "Neg", "Select", "Add", "Sub", "Stack")
+PASSED = (
+    "Clone",
+    "View",
+    "Reshape",
+    "UnsafeView",
+    "Alias",
+    "Squeeze",
+    "Unsqueeze",
+    "ToCopy",
+    "Neg",
+    "Select",
+    "Add",
+    "Sub",
+    "Stack",
+)
 """Operations through which a factor passes unchanged (up to its sign)."""
 LOSSES = ("NllLoss", "MseLoss", "BinaryCrossEntropy", "SmoothL1Loss", "HuberLoss", "KlDiv", "L1Loss", "SoftMarginLoss")
 SINK = "_DDPSinkBackward"

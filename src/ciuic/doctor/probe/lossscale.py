@@ -78,7 +78,7 @@ class LossScale(Part):
     def zero_grad(self, owner: Any) -> None:
         self._forget(owner if isinstance(owner, Optimizer) else None)
 
-    # ---- what multiplies gradients -------------------------------------------------------------------------------------
+    # ---- what multiplies gradients ---------------------------------------------------------------------------------
 
     def clipped(self, parameters: list[Tensor], limit: float, norm: Any) -> None:
         if not self.close:

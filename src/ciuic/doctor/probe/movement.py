@@ -1,4 +1,5 @@
-"""Do parameters move as their gradients ask? At most 1024 elements of each parameter are looked at, on sampled steps."""
+"""Do parameters move as their gradients ask? At most 1024 elements of each parameter are looked at, on sampled "
+"steps."""
 
 import math
 from dataclasses import dataclass

@@ -17,7 +17,8 @@ ELEMENTS = 16
 
 
 class Outside(Part):
-    """Compares torch's own count of writes at the end of a step with the one before the next; and, after a sampled step,
+    """Compares torch's own count of writes at the end of a step with the one before the next; and, after a sampled
+    step,
     a few elements, because `.data` is not counted."""
 
     def __init__(self, probe: Any) -> None:
@@ -87,10 +88,10 @@ class Outside(Part):
 def _few(tensor: Tensor) -> Tensor:
     if not has_memory(tensor):
         return torch.empty(0)
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # ty: ignore[call-non-callable]
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # ty: ignore[not-callable]
     flat = local.detach().reshape(-1)
     return flat[:: max(1, -(-flat.numel() // ELEMENTS))]
 
 
 def _same(now: Tensor, then: Tensor) -> bool:
-    return now.shape == then.shape and bool(((now == then) | (now != now)).all())  # noqa: PLR0124 - NaN is not news
+    return now.shape == then.shape and bool(((now == then) | (now != now)).all())  # NaN is not news

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ciuic.doctor.facts_model import (
@@ -21,12 +22,12 @@ from ciuic.doctor.facts_model import (
     WITHOUT_GRADIENT,
 )
 from ciuic.doctor.probe.called import Called
-from ciuic.doctor.probe.named import STRANGER, models_of, names_of, own_parameters
+from ciuic.doctor.probe.named import STRANGER, has_memory, models_of, names_of, own_parameters
 from ciuic.doctor.probe.namesake import Names
 from ciuic.doctor.probe.part import Model, Part, Step
 
-RECENT_STEPS = 2
-"""Another optimizer that has not stepped for so many steps of this one is not in use any more."""
+ELEMENTS = 16
+"""Of a parameter that no optimizer owns: are they still what they were?"""
 
 
 class Ownership(Part):
@@ -42,6 +43,8 @@ class Ownership(Part):
         self._backwards = 0
         self._used_at: dict[int, int] = {}
         self._open: list[int] = []
+        self._values: dict[str, Tensor] = {}
+        self._moved: set[str] = set()
 
     def optimizer_found(self, optimizer: Optimizer, index: int) -> None:
         """Watch the module calls of the steps that are sampled, from the next on."""
@@ -88,7 +91,7 @@ class Ownership(Part):
         own = own_parameters(step.optimizer)
         trainable = [parameter for parameter in own if parameter.requires_grad]
         bare = [names.get(id(p), f"{STRANGER}.{at}") for at, p in enumerate(own) if p.requires_grad and p.grad is None]
-        unowned = self._unowned(step)
+        unowned = self._that_stay(self._unowned(step))
         strangers = [p for p in trainable if id(p) not in names and p.grad is None]
         if unowned and not strangers:  # an optimizer of a copy: all that it owns is without a gradient
             strangers = [p for p in trainable if p.grad is None] if len(bare) == len(trainable) else []
@@ -105,7 +108,8 @@ class Ownership(Part):
         self._shared(step, own, names)
 
     def _unowned(self, step: Step) -> dict[str, Tensor]:
-        """Trainable, with a gradient, and no optimizer has it. Whether there are optimizers that never step is looked up
+        """Trainable, with a gradient, and no optimizer has it. Whether there are optimizers that never step is
+        looked up
         when it matters."""
         found = self._not_in(self.probe.optimizers + self._others)
         if found and len(found) != self._searched:
@@ -115,6 +119,13 @@ class Ownership(Part):
             found = self._not_in(self.probe.optimizers + self._others)
             self._searched = len(found)
         return found
+
+    def _that_stay(self, unowned: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Without those that somebody else moves: a master copy that is written back."""
+        few = {name: _few(parameter) for name, parameter in unowned.items() if has_memory(parameter)}
+        last, self._values = self._values, {name: value.clone() for name, value in few.items()}
+        self._moved.update(name for name, value in few.items() if name in last and not torch.equal(last[name], value))
+        return {name: parameter for name, parameter in unowned.items() if name not in self._moved}
 
     def _not_in(self, optimizers: list[Optimizer]) -> dict[str, Tensor]:
         owned = {id(parameter) for optimizer in optimizers for parameter in own_parameters(optimizer)}
@@ -160,3 +171,9 @@ class Ownership(Part):
 
 def _is_leaf(module: nn.Module) -> bool:
     return next(module.children(), None) is None
+
+
+def _few(tensor: Tensor) -> Tensor:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    flat = local.detach().reshape(-1)
+    return flat[:: max(1, -(-flat.numel() // ELEMENTS))]

@@ -145,7 +145,12 @@ class Precision(Part):
         if in_a_row <= 12 or in_a_row % 20 == 0:
             scale = step.scaler.get_scale()
             self.probe.note(
-                SKIPPED, optimizer=step.index, scale=scale, in_a_row=in_a_row, finite_loss=not self._bad_loss, attempt=step.number
+                SKIPPED,
+                optimizer=step.index,
+                scale=scale,
+                in_a_row=in_a_row,
+                finite_loss=not self._bad_loss,
+                attempt=step.number,
             )
 
 

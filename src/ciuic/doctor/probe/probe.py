@@ -77,6 +77,8 @@ class Probe:
                 try:
                     handler(*arguments)
                 except Exception as error:  # noqa: BLE001 - a doctor's bug must not end or change the run
+                    if _is_of_signal(error):
+                        raise  # the program's: its signal handler happened to run now
                     handlers.remove(handler)
                     self._failed(handler, event, error)
         finally:
@@ -203,6 +205,14 @@ class Probe:
             rank=self.rank, optimizer=step.index, step=step.number, time_s=time.time(), facts=step.facts
         )
         self.courier.send(record)
+
+
+def _is_of_signal(error: Exception) -> bool:
+    """Whether torch's handler of SIGCHLD raised it: a data worker has died."""
+    line = error.__traceback__
+    while line is not None and line.tb_next is not None:
+        line = line.tb_next
+    return line is not None and line.tb_frame.f_code.co_filename.endswith("signal_handling.py")
 
 
 def ranks_here() -> tuple[int, int]:

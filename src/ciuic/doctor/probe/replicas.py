@@ -167,7 +167,7 @@ def _state_digest(optimizer: Optimizer) -> bytes:
         values = optimizer.state.get(parameter)
         for value in values.values() if isinstance(values, dict) else ():
             if isinstance(value, Tensor):
-                local = value.to_local() if hasattr(value, "to_local") else value  # ty: ignore[call-non-callable]
+                local = value.to_local() if hasattr(value, "to_local") else value  # ty: ignore[not-callable]
                 sample = local.detach().reshape(-1)[:STATE_ELEMENTS].contiguous().cpu()
                 state.update(sample.view(torch.uint8).numpy() if sample.numel() else b"")
             elif isinstance(value, int | float):

@@ -134,7 +134,7 @@ class Schedules(Part):
             return None
         return dict(self._numbers.get((question.facts["optimizer"], question.facts["step"]), {}))
 
-    # ---- schedulers that turn nothing ----------------------------------------------------------------------------------
+    # ---- schedulers that turn nothing ------------------------------------------------------------------------------
 
     def _stray(self) -> list[Any] | None:
         stepping = list(self.probe.optimizers)

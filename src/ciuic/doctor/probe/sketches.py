@@ -1,7 +1,7 @@
 """Linear sketches of tensors: sketch(a) - sketch(b) = sketch(a - b), so two ranks can tell how far apart they are.
 
 A tensor is folded to at most 4096 numbers by adding its rows with fixed random signs; these are kept for a few sampled
-steps, so that a question can be answered later from another thread. The length of a fold is that of the tensor on average.
+steps, so that a question can be answered later from another thread. On average a fold is as long as its tensor.
 """
 
 import functools

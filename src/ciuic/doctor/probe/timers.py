@@ -4,9 +4,9 @@ import statistics
 from collections import deque
 from typing import Any
 
-from ciuic.doctor.facts_waiting import STEP_USUAL, TIMES, WAITS_LEAST, WINDOW
+from ciuic.doctor.facts_waiting import QUEUED, STEP_USUAL, TIMES, WAITS_LEAST, WINDOW
 from ciuic.doctor.probe.part import Model, Part, Step
-from ciuic.doctor.probe.stack import Queue
+from ciuic.doctor.probe.stack import Queue, all_queued_s
 from ciuic.doctor.record import Facts
 
 STEPS_FIRST = 3
@@ -16,6 +16,8 @@ WINDOW_MIN = 4
 MEASURED_MAX = 12
 """Steps of a window that are measured; the steps after them, up to the next record, cost only the clock."""
 USUAL_OVER = 32
+WAITS_LONG_US = 15_000
+"""From there on it is worth to know whether the process got its processors."""
 PHASES = {"data": "data", "forward": "forward", "backward": "backward", "step": "update", "save": "save", "collective": "waits"}
 """Of the probe, and the name in TIMES; all others are `other`."""
 
@@ -37,6 +39,7 @@ class Timers(Part):
         """Step of the backward pass whose wait has not been read."""
         self._reductions_s = 0.0
         self._read_ns: dict[int, int] = {}
+        self._all_queued: tuple[int, float] | None = None
         self._usual_s = 0.0
 
     def model_found(self, model: Model) -> None:
@@ -93,10 +96,17 @@ class Timers(Part):
     def _tell(self, step: Step) -> None:
         if self._steps:
             self._usual_s = statistics.median(self._steps)
+        if self._all_queued is None:
+            self._all_queued = step.number, all_queued_s()
         if len(self._window) < WINDOW_MIN:
             return
-        step.facts[WINDOW] = summary(list(self._window))
+        found = step.facts[WINDOW] = summary(list(self._window))
         self._window.clear()
+        if found[-1] > WAITS_LONG_US:
+            number, before_s = self._all_queued
+            now_s = all_queued_s()
+            step.facts[QUEUED] = round(1e6 * max(0.0, now_s - before_s) / max(1, step.number - number))
+            self._all_queued = step.number, now_s
 
     def tick(self) -> Facts:
         return {STEP_USUAL: round(self._usual_s, 6)} if self._usual_s else {}

@@ -1,4 +1,4 @@
-"""Follows a few gradient elements from the backward pass to the step, to see by what they were multiplied on the way."""
+"""Follows a few gradient elements from the backward pass to the step: by what were they multiplied on the way?"""
 
 import functools
 import struct

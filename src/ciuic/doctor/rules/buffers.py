@@ -70,22 +70,22 @@ class Buffers(Rule):
         self._averages(case, round)
         return ()
 
-    def _averages(self, case: Case, round: Round) -> None:
+    def _averages(self, case: Case, round_: Round) -> None:
         """Copies that differ while the models they are of are equal."""
-        values = round.values(AVERAGES)
-        equal = len(set(map(bytes, round.values(PARAMETERS).values()))) == 1
+        values = round_.values(AVERAGES)
+        equal = len(set(map(bytes, round_.values(PARAMETERS).values()))) == 1
         if len(set(map(bytes, values.values()))) < 2 or not equal or not self._is_synchronous:
             self._copies = 0
             return
         self._copies += 1
         if self._copies >= ROUNDS and self._searches < SEARCHES_MAX:
-            self._search(case, round, tuple(values), AVERAGES, round.step)
+            self._search(case, round_, tuple(values), AVERAGES, round_.step)
 
     def answered(self, case: Case, asked: Asked) -> Iterable[Finding | Blind]:
         """One level further."""
         yield from follow(case, self, asked)
 
-    def _search(self, case: Case, round: Round, ranks: tuple[int, ...], of: str, step: int) -> None:
+    def _search(self, case: Case, round_: Round, ranks: tuple[int, ...], of: str, step: int) -> None:
         self._searches += 1
 
         def found(case: Case, search: Drill) -> Iterator[Finding]:
@@ -93,11 +93,14 @@ class Buffers(Rule):
             if not names:
                 return
             when = WHEN[of]
-            cause = f"{listed(names)} differ between ranks {when} at step {max(step, 1)}: what the model gives depends on the rank"
+            cause = (
+                f"{listed(names)} differ between ranks {when} at step {max(step, 1)}: what the model gives depends "
+                "on the rank"
+            )
             evidence: dict[str, float | int | str] = {"differing_buffers": len(names)}
             modules = tuple(names[:NAMES_MAX])
             yield Finding(
                 code="CIUIC-D3", cause=cause, step=max(step, 1), modules=modules, evidence=evidence, confidence=0.8
             )
 
-        drill(case, self, Drill(of=of, round=round, ranks=ranks, found=found))
+        drill(case, self, Drill(of=of, round=round_, ranks=ranks, found=found))

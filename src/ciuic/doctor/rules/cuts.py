@@ -12,7 +12,8 @@ TIMES = 2
 """Sampled steps, or ranks, at which it must be seen."""
 FIXES = {
     "all_gather": "torch.distributed.nn.functional.all_gather(x) instead of dist.all_gather: it carries the gradient",
-    "all_to_all": "torch.distributed.nn.functional.all_to_all_single(...) instead of dist.all_to_all_single: it carries the gradient",
+    "all_to_all": "torch.distributed.nn.functional.all_to_all_single(...) instead of dist.all_to_all_single: it "
+    "carries the gradient",
 }
 
 
@@ -39,7 +40,10 @@ class Cuts(Rule):
                 f"the gradient of the {shape} tensor it is given is lost: there is no way from it to the loss any more"
             )
         else:
-            what = f"the rows of other ranks come back as constants: the {shape} tensor it is given gets part of its gradient only"
+            what = (
+                f"the rows of other ranks come back as constants: the {shape} tensor it is given gets part of its "
+                "gradient only"
+            )
         fix = next((text for name, text in FIXES.items() if call.startswith(name)), "")
         yield Finding(
             code="CIUIC-C2",
@@ -60,7 +64,8 @@ class Cuts(Rule):
         if self._rounds[round.optimizer] >= TIMES:
             first = next(iter(values.values()))
             cause = (
-                f"no_sync() was entered {first[NO_SYNC]} times a step, but all {first[THROUGH]} micro-batches were reduced: DDP looks at "
+                f"no_sync() was entered {first[NO_SYNC]} times a step, but all {first[THROUGH]} micro-batches were "
+                "reduced: DDP looks at "
                 f"it in the forward pass, and that was outside"
             )
             evidence: dict[str, float | int | str] = {"micro_batches": first[THROUGH], "reduced": first[SYNCED]}

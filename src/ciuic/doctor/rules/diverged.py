@@ -29,7 +29,10 @@ def at_start(view: View, names: list[str]) -> Finding:
         apart = f", relative distance {far[1].relative:.1e} in {far[0]}"
         if far[1].relative < ULP:
             severity, confidence = Severity.NOTE, 0.3
-    cause = f"the ranks began with different parameters: {listed(names) or 'the model'} differ before step {view.step}{apart}"
+    cause = (
+        f"the ranks began with different parameters: {listed(names) or 'the model'} differ before step "
+        f"{view.step}{apart}"
+    )
     return Finding(
         code="CIUIC-D1",
         cause=cause,
@@ -92,7 +95,10 @@ def _written(view: View, before: View | None, names: list[str]) -> Finding | Non
             f"{listed(those)} was written to outside the optimizer before step {step}{by}, on each rank another value"
         )
         return _finding(view, "CIUIC-D4", cause, those, ranks=(), confidence=0.8, step=step)
-    cause = f"{listed(those)} was written to outside the optimizer before step {step}{by}, on rank {listed(map(str, ranks))} only"
+    cause = (
+        f"{listed(those)} was written to outside the optimizer before step {step}{by}, on rank "
+        f"{listed(map(str, ranks))} only"
+    )
     return _finding(view, "CIUIC-D4", cause, those, step=step, ranks=ranks, confidence=0.95)
 
 
@@ -102,7 +108,10 @@ def _numbers(view: View, names: list[str]) -> Finding | None:
         odd = odd_ones(values)
         if odd:
             shown = f" ({values[odd[0]]} there)" if fact == RATES else ""
-            cause = f"the optimizer of rank {listed(map(str, odd))} has other {what}{shown}: equal gradients move its parameters elsewhere"
+            cause = (
+                f"the optimizer of rank {listed(map(str, odd))} has other {what}{shown}: equal gradients move its "
+                "parameters elsewhere"
+            )
             return _finding(view, "CIUIC-D2", cause, names, ranks=odd, confidence=0.85)
     return None
 
@@ -122,7 +131,8 @@ def _state(view: View, before: View | None, names: list[str]) -> Finding | None:
     if not odd:
         return None
     cause = (
-        f"the optimizer's state of rank {listed(map(str, odd))} is another one at step {(before or view).step}: equal gradients "
+        f"the optimizer's state of rank {listed(map(str, odd))} is another one at step {(before or view).step}: "
+        "equal gradients "
         f"move its parameters elsewhere"
     )
     return _finding(view, "CIUIC-D2", cause, names, ranks=odd, confidence=0.85)
@@ -136,7 +146,8 @@ def _unknown(view: View, before: View | None, names: list[str], total: int) -> F
     since = f"since step {before.step}" if before is not None else "by now"
     if names and len(names) <= max(1, int(FEW_SHARE * total)):
         cause = (
-            f"{listed(names)} differs between ranks {since} although gradients, state and hyperparameters are equal: something "
+            f"{listed(names)} differs between ranks {since} although gradients, state and hyperparameters are equal: "
+            "something "
             f"other than the optimizer wrote to it"
         )
         return _finding(view, "CIUIC-D4", cause, names, confidence=0.6)

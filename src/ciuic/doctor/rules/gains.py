@@ -28,14 +28,12 @@ class Gain:
 
 def gain_of(round_: Round, ranks: Sequence[int]) -> Gain | None:
     """None: not known, or the ranks' gradients are not synchronised (which is another fault, or local SGD)."""
-    facts = [round_.records[rank].facts.get(WITNESS) for rank in ranks]
-    if any(fact is None for fact in facts) or len({(fact[0], fact[4]) for fact in facts}) != 1:
-        return None
-    kind = facts[0][4]
-    before = [_unpack(fact[1]) for fact in facts]
-    after = [_scaled(_unpack(fact[2]), 1.0 / fact[3]) for fact in facts]
+    facts = list(_facts(round_, ranks).values())
+    kind = facts[0][4] if facts else "ledger"
     if kind == "ledger":
         return None
+    before = [_unpack(fact[1]) for fact in facts]
+    after = [_scaled(_unpack(fact[2]), 1.0 / fact[3]) for fact in facts]
     if kind == "sharded" or len(ranks) == 1:
         return _own_gain(ranks, before, after)
     if not _are_equal(after):
@@ -49,10 +47,10 @@ def gain_of(round_: Round, ranks: Sequence[int]) -> Gain | None:
 def own_factors(round_: Round, ranks: Sequence[int]) -> dict[int, float]:
     """By rank, what the gradient was multiplied by in all once it was the same on all ranks (or a shard of one),
     clipping included; only of ranks where it is a plain multiple. Empty when it never was the same."""
-    facts = {rank: round_.records[rank].facts.get(WITNESS) for rank in ranks}
-    if any(fact is None for fact in facts.values()) or len({(fact[0], fact[4]) for fact in facts.values()}) != 1:
+    facts = _facts(round_, ranks)
+    if not facts:
         return {}
-    kind = next(iter(facts.values()))[4]
+    kind = facts[ranks[0]][4]
     if kind == "sharded" or _are_equal([_unpack(fact[1]) for fact in facts.values()]):
         found = {rank: multiple(_unpack(fact[2]), _unpack(fact[1])) for rank, fact in facts.items()}
         return {rank: value for rank, value in found.items() if value is not None}
@@ -70,6 +68,14 @@ def multiple(of: Vector, base: Vector) -> float | None:
     k = sum(a * b for a, b in zip(of, base, strict=True)) / length
     rest = sum((a - k * b) ** 2 for a, b in zip(of, base, strict=True))
     return k if rest <= NOISE**2 * size else None
+
+
+def _facts(round_: Round, ranks: Sequence[int]) -> dict[int, list[Any]]:
+    """What each rank followed; empty unless all of them followed the same parameter of one kind of model."""
+    given = {rank: round_.records[rank].facts.get(WITNESS) for rank in ranks}
+    facts = {rank: fact for rank, fact in given.items() if fact is not None}
+    is_one = len(facts) == len(ranks) and len({(fact[0], fact[4]) for fact in facts.values()}) == 1
+    return facts if is_one else {}
 
 
 def _own_gain(ranks: Sequence[int], before: Sequence[Vector], after: Sequence[Vector]) -> Gain | None:

@@ -7,7 +7,6 @@ from ciuic.doctor.facts_model import (
     CUT,
     CUT_NAMES,
     IDLE_NAMES,
-    MODEL,
     OWNED,
     REENTRANT_NAMES,
     STALE,
@@ -26,7 +25,7 @@ CUT_ROUNDS, STALE_ROUNDS, OTHER_ROUNDS, ROUNDING_ROUNDS, RATE_ROUNDS, IDLE_ROUND
 """Sampled steps in a row in which it must hold."""
 RATE_STEP = 8
 """A group may have learning rate 0 in a warm-up."""
-ZERO_SHARE, SMALL_SHARE = 0.2, 0.5
+ZERO_SHARE, SMALL_SHARE, ALL_SHARE = 0.2, 0.5, 0.95
 """Of a float16 gradient: elements that are zero; of the others those below the smallest normal number."""
 NAMES_MAX = 8
 
@@ -37,13 +36,11 @@ class Gradients(Rule):
     def __init__(self) -> None:
         self._told = Told()
         self._runs: dict[tuple[int, str], tuple[int, int]] = {}
-        self._allows_unused = False
+        self._names: dict[tuple[int, str], list[str]] = {}
 
     def notice(self, case: Case, notice: Notice) -> Iterable[Finding | Blind]:
         """Names."""
         self._told.hear(notice)
-        if notice.kind == MODEL and notice.facts.get("find_unused_parameters"):
-            self._allows_unused = True
         return ()
 
     def round(self, case: Case, round: Round) -> Iterable[Finding | Blind]:
@@ -53,81 +50,99 @@ class Gradients(Rule):
         yield from self._still(round)
         yield from self._underflow(round)
 
-    def _in_a_row(self, round: Round, what: str, holds: bool) -> tuple[int, int]:
+    def _in_a_row(self, round_: Round, what: str, holds: bool) -> tuple[int, int]:
         """How many sampled steps it has held by now, and since which step."""
-        key = round.optimizer, what
-        count, since = self._runs.get(key, (0, round.step))
-        self._runs[key] = (count + 1, since if count else round.step) if holds else (0, round.step)
+        key = round_.optimizer, what
+        count, since = self._runs.get(key, (0, round_.step))
+        self._runs[key] = (count + 1, since if count else round_.step) if holds else (0, round_.step)
         return self._runs[key]
 
-    def _cut(self, round: Round) -> Iterator[Finding]:
-        values = round.values(CUT)
+    def _lasting(self, round_: Round, what: str, ranks: list[int], count: int) -> list[str]:
+        """Names that were told at each sampled step of the row."""
+        now = self._told.names(what, round_.optimizer, ranks)
+        before = self._names.get((round_.optimizer, what), []) if count > 1 else now
+        self._names[round_.optimizer, what] = [name for name in before if name in now]
+        return self._names[round_.optimizer, what]
+
+    def _cut(self, round_: Round) -> Iterator[Finding]:
+        values = round_.values(CUT)
         if not values:
             return
         ranks = list(values)
         for at, what in enumerate((CUT_NAMES, REENTRANT_NAMES)):
-            count, since = self._in_a_row(round, what, all(value[at] for value in values.values()))
-            if count < CUT_ROUNDS:
+            count, since = self._in_a_row(round_, what, all(value[at] for value in values.values()))
+            names = self._lasting(round_, what, ranks, count)
+            if count < CUT_ROUNDS or not names:
                 continue
-            names = self._told.names(what, round.optimizer, ranks)
-            number = max(value[at] for value in values.values())
+            number = min(value[at] for value in values.values())
             inside = " inside a reentrant checkpoint whose inputs need no gradient" if what == REENTRANT_NAMES else ""
-            cause = f"{listed(names, count=number)} never gets a gradient, though its module is called in every forward pass{inside}"
+            cause = (
+                f"{listed(names, count=number)} never gets a gradient, though its module is called in every forward "
+                f"pass{inside}"
+            )
             fix = "checkpoint(..., use_reentrant=False), or model.enable_input_require_grads()" if inside else ""
             yield Finding(
                 code="CIUIC-C1",
                 cause=cause,
                 step=since,
                 modules=tuple(names[:NAMES_MAX]),
-                evidence={"parameters": number, "of": max((v[0] for v in round.values(OWNED).values()), default=0)},
+                evidence={"parameters": number, "of": max((v[0] for v in round_.values(OWNED).values()), default=0)},
                 confidence=0.9,
                 fix=fix,
             )
-        count, since = self._in_a_row(round, IDLE_NAMES, all(value[2] for value in values.values()))
-        if count == IDLE_ROUNDS:
-            names = self._told.names(IDLE_NAMES, round.optimizer, ranks)
-            cause = f"{listed(names, count=max(v[2] for v in values.values()))} is trainable but took no part in the first forward passes"
+        count, since = self._in_a_row(round_, IDLE_NAMES, all(value[2] for value in values.values()))
+        names = self._lasting(round_, IDLE_NAMES, ranks, count)
+        if count == IDLE_ROUNDS and names:
+            cause = (
+                f"{listed(names, count=min(v[2] for v in values.values()))} is trainable but took no part in the "
+                "first forward passes"
+            )
             modules = tuple(names[:NAMES_MAX])
             yield Finding(
                 code="CIUIC-C1", cause=cause, step=since, modules=modules, confidence=0.3, severity=Severity.NOTE
             )
 
-    def _stale(self, case: Case, round: Round) -> Iterator[Finding]:
-        values = round.values(STALE)
-        every = bool(values) and len(values) == len(round.records)
-        names = self._told.names(STALE_NAMES, round.optimizer, list(values))[:NAMES_MAX]
-        count, since = self._in_a_row(round, STALE, every and all(value[0] for value in values.values()))
+    def _stale(self, case: Case, round_: Round) -> Iterator[Finding]:
+        values = round_.values(STALE)
+        every = bool(values) and len(values) == len(round_.records)
+        names = self._told.names(STALE_NAMES, round_.optimizer, list(values))[:NAMES_MAX]
+        count, since = self._in_a_row(round_, STALE, every and all(value[0] for value in values.values()))
         if count >= STALE_ROUNDS:
-            cause = f"gradients are not cleared between steps: from step {since} on each step uses the sum of all gradients before it"
+            cause = (
+                f"gradients are not cleared between steps: from step {since} on each step uses the sum of all "
+                "gradients before it"
+            )
             yield Finding(code="CIUIC-C5", cause=cause, step=since, modules=tuple(names), confidence=0.95)
             return
-        count, since = self._in_a_row(round, "leak", every and all(value[1] for value in values.values()))
-        if count >= STALE_ROUNDS and self._same_pace(case, round, next(iter(values.values()))[2]):
+        count, since = self._in_a_row(round_, "leak", every and all(value[1] for value in values.values()))
+        if count >= STALE_ROUNDS and self._same_pace(case, round_, next(iter(values.values()))[2]):
             other = next(iter(values.values()))[2]
             cause = (
-                f"the gradients that optimizer {round.optimizer} uses hold what the backward pass for optimizer {other} left in them: "
+                f"the gradients that optimizer {round_.optimizer} uses hold what the backward pass for optimizer "
+                f"{other} left in them: "
                 f"they are not cleared before its own backward pass"
             )
             yield Finding(code="CIUIC-C5", cause=cause, step=since, modules=tuple(names), confidence=0.8)
 
-    def _same_pace(self, case: Case, round: Round, other: int) -> bool:
+    def _same_pace(self, case: Case, round_: Round, other: int) -> bool:
         """Two optimizers that step equally often; one that steps rarely accumulates on purpose."""
         steps = [step for optimizer, step in case.rounds if optimizer == other]
-        return bool(steps) and abs(max(steps) - round.step) <= max(1, round.step // 4)
+        return bool(steps) and abs(max(steps) - round_.step) <= max(1, round_.step // 4)
 
-    def _still(self, round: Round) -> Iterator[Finding]:
-        values = round.values(STILL)
+    def _still(self, round_: Round) -> Iterator[Finding]:
+        values = round_.values(STILL)
         wanted = ((STILL_RATE, RATE_ROUNDS), (STILL_ROUNDING, ROUNDING_ROUNDS), (STILL_OTHER, OTHER_ROUNDS))
         for at, (what, rounds) in enumerate(wanted):
-            holds = bool(values) and len(values) == len(round.records) and all(value[at] for value in values.values())
-            count, since = self._in_a_row(round, what, holds)
-            if count < rounds or (what == STILL_RATE and round.step < RATE_STEP):
+            holds = bool(values) and len(values) == len(round_.records) and all(value[at] for value in values.values())
+            count, since = self._in_a_row(round_, what, holds)
+            if count < rounds or (what == STILL_RATE and round_.step < RATE_STEP):
                 continue
             ranks = list(values)
-            names = self._told.names(what, round.optimizer, ranks)
+            names = self._told.names(what, round_.optimizer, ranks)
             number = max(value[at] for value in values.values())
             fact = {
-                key: self._told.fact(what, round.optimizer, ranks, key, 0) for key in ("rate", "dtype", "spacing", "of")
+                key: self._told.fact(what, round_.optimizer, ranks, key, 0)
+                for key in ("rate", "dtype", "spacing", "of")
             }
             shown = listed(names, count=number)
             if what == STILL_RATE:
@@ -137,13 +152,15 @@ class Gradients(Rule):
                 )
             elif what == STILL_ROUNDING:
                 cause = (
-                    f"{shown} gets gradients but does not move: updates of about {fact['rate']:.1e} are smaller than half the distance "
+                    f"{shown} gets gradients but does not move: updates of about {fact['rate']:.1e} are smaller than "
+                    "half the distance "
                     f"between two {fact['dtype']} numbers there, {fact['spacing']:.1e}, and round to nothing"
                 )
                 fix = "keep float32 weights (autocast computes in bfloat16), or a larger learning rate"
             else:
                 cause, fix = (
-                    f"{shown} gets gradients and has learning rate {fact['rate']:.1e}, but its values do not change in a step",
+                    f"{shown} gets gradients and has learning rate {fact['rate']:.1e}, but its values do not change "
+                    "in a step",
                     "",
                 )
             evidence: dict[str, float | int | str] = {"still": number, "of": fact["of"], "learning_rate": fact["rate"]}
@@ -159,11 +176,20 @@ class Gradients(Rule):
                 fix=fix,
             )
 
-    def _underflow(self, round: Round) -> Iterator[Finding]:
-        values = round.values(HALF)
-        holds = bool(values) and all(value[0] >= ZERO_SHARE and value[1] >= SMALL_SHARE for value in values.values())
-        count, since = self._in_a_row(round, HALF, holds)
+    def _underflow(self, round_: Round) -> Iterator[Finding]:
+        values = round_.values(HALF)
+        holds = bool(values) and all(map(_is_lost, values.values()))
+        count, since = self._in_a_row(round_, HALF, holds)
         if count >= HALF_ROUNDS:
             share = max(value[0] for value in values.values())
-            cause = f"{share:.0%} of the gradient's elements are exactly zero: they were too small for float16, and there is no loss scale"
+            cause = (
+                f"{share:.0%} of the gradient's elements are exactly zero: they were too small for float16, and "
+                "there is no loss scale"
+            )
             yield Finding(code="CIUIC-C3", cause=cause, step=since, evidence={"zero_share": share}, confidence=0.85)
+
+
+def _is_lost(half: list[float]) -> bool:
+    """Whether float16 was too small for a gradient, from facts_training.HALF."""
+    zero, small = half[:2]
+    return zero >= ALL_SHARE or (zero >= ZERO_SHARE and small >= SMALL_SHARE)

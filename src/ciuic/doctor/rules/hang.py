@@ -232,9 +232,14 @@ def doing(beat: Beat) -> str:
     """`all_reduce (call 12) at train.py:10 in main`, or the phase and the program's frame."""
     opened = beat.facts.get(OPEN)
     if opened:
-        return f"{name_of(opened['name'])} (call {opened['number']}) at {opened['site']}"
+        number = f" (call {opened['number']}{_of(opened['group'])})" if opened["number"] else ""
+        return f"{name_of(opened['name'])}{number} at {opened['site']}"
     still = beat.facts.get(STILL)
     return f"{beat.phase} at {still[0]}" if still else beat.phase
+
+
+def _of(group: str) -> str:
+    return "" if group in ("", "0") else f" of group {group}"
 
 
 def _stopped(case: Case, now_s: float, silent: list[int], waiting: dict[int, Beat], limit_s: float) -> Finding:

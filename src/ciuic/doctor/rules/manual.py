@@ -11,7 +11,8 @@ from ciuic.doctor.rules.unsynchronised import BACKWARDS, by_distance, zero_somew
 from ciuic.doctor.rules.view import View
 
 FORGOTTEN_STEPS = 16
-"""A program whose ranks began equal and have exchanged nothing for so many steps has forgotten it, or never wanted to."""
+"""A program whose ranks began equal and have exchanged nothing for so many steps has forgotten it, or never wanted "
+"to."""
 FORGOTTEN_AT_END = 8
 NAMES_MAX = 8
 
@@ -39,7 +40,8 @@ def beside_shards(view: View, views: Sequence[View]) -> Finding | None:
     if not names:
         return None
     cause = (
-        f"{listed(names)} is on every rank as a whole beside the shards, and nobody reduces its gradient: it differs between "
+        f"{listed(names)} is on every rank as a whole beside the shards, and nobody reduces its gradient: it differs "
+        "between "
         f"ranks at step {view.step}"
     )
     fix = "let fully_shard manage it, or reduce its gradient before the step"
@@ -54,7 +56,10 @@ def after_average(view: View, views: Sequence[View]) -> Finding | None:
     names = [name for name in names if name not in started]
     if not names or not view.equal.get(PARAMETERS):
         return None
-    cause = f"the exchange of parameters before step {view.step} left out {listed(names)}: they differ between ranks, the others are equal"
+    cause = (
+        f"the exchange of parameters before step {view.step} left out {listed(names)}: they differ between ranks, "
+        "the others are equal"
+    )
     fix = "average every parameter: for p in model.parameters(): dist.all_reduce(p.data)"
     return _finding(view, cause, names, confidence=0.85, fix=fix)
 
@@ -69,7 +74,10 @@ def _exchanged(view: View, views: Sequence[View]) -> Finding | None:
     if view.none_somewhere:
         name, without = next(iter(view.none_somewhere.items()))
         ranks = listed(map(str, without))
-        cause = f"{name} has no gradient on rank {ranks}, but one on the other ranks, at step {view.step}: what is there was reduced"
+        cause = (
+            f"{name} has no gradient on rank {ranks}, but one on the other ranks, at step {view.step}: what is there "
+            "was reduced"
+        )
         return Finding(
             code="CIUIC-C4",
             cause=cause,
@@ -85,14 +93,18 @@ def _exchanged(view: View, views: Sequence[View]) -> Finding | None:
     if view.exchange(1):
         backwards = max(view.flow(BACKWARDS).values(), default=0)
         cause = (
-            f"gradients were reduced at step {view.step}, then another of its {backwards} backward passes added to them: what the "
+            f"gradients were reduced at step {view.step}, then another of its {backwards} backward passes added to "
+            "them: what the "
             f"optimizer got differs between ranks"
         )
         return _finding(view, cause, names, confidence=0.9, fix="reduce once, after the last backward pass")
     zero = zero_somewhere(view)
     if zero is not None and len(names) <= 2:
         name, ranks = zero
-        cause = f"the gradient of {name} is exactly zero on rank {listed(map(str, ranks))} only, at step {view.step}, after the reduction"
+        cause = (
+            f"the gradient of {name} is exactly zero on rank {listed(map(str, ranks))} only, at step {view.step}, "
+            "after the reduction"
+        )
         return Finding(code="CIUIC-A6", cause=cause, step=view.step, ranks=ranks, modules=(name,), confidence=0.7)
     far = farthest(view.sketches.get(GRADIENTS, {}), names)
     damage = by_distance(view, far, names) if far is not None else None
@@ -100,17 +112,26 @@ def _exchanged(view: View, views: Sequence[View]) -> Finding | None:
         return damage
     equal = _equal_gradients(view)
     if equal > 0 or not names:
-        cause = f"the program's reduction leaves out {listed(names) or 'some parameters'}: these gradients differ between ranks at step {view.step}, {equal} others are equal"
+        cause = (
+            f"the program's reduction leaves out {listed(names) or 'some parameters'}: these gradients differ "
+            f"between ranks at step {view.step}, {equal} others are equal"
+        )
         return _finding(view, cause, names, confidence=0.9)
     if damage is not None:
         return damage
-    cause = f"the program exchanges gradients, but all of them differ between ranks at step {view.step}: the result is not used"
+    cause = (
+        f"the program exchanges gradients, but all of them differ between ranks at step {view.step}: the result is "
+        "not used"
+    )
     return _finding(view, cause, names, confidence=0.6)
 
 
 def _left_out(view: View, views: Sequence[View]) -> Finding:
     steps = [each.step for each in views if each.grads_differ and not each.exchange(0)]
-    cause = f"gradients were reduced at other steps, but not at step {listed(map(str, steps))}: they differ between ranks there"
+    cause = (
+        f"gradients were reduced at other steps, but not at step {listed(map(str, steps))}: they differ between "
+        "ranks there"
+    )
     return _finding(view, cause, view.names(GRADIENTS), confidence=0.85)
 
 

@@ -83,8 +83,8 @@ class Numbers(Rule):
             _, norm, limit, times = next(iter(clips.values()))
             yield Finding(
                 code="CIUIC-F6",
-                cause=f"every step so far is clipped to a norm of {limit:.3g} while the gradient's is about {norm:.3g}: "
-                f"a step is about {norm / limit:.0f} times smaller than its gradient",
+                cause=f"every step so far is clipped to a norm of {limit:.3g} while the gradient's is about "
+                f"{norm:.3g}: a step is about {norm / limit:.0f} times smaller than its gradient",
                 step=1,
                 evidence={"norm": norm, "limit": limit, "clipped_in_a_row": times},
                 confidence=0.8,
@@ -124,7 +124,8 @@ class Numbers(Rule):
             told = ", ".join(f"{taken[rank]} of {round_.step} on rank {rank}" for rank in list(ranks)[:4])
             yield Finding(
                 code="CIUIC-F4",
-                cause=f"{_ranks(behind)} skipped optimizer steps that the others took ({told}): each rank's scaler decides alone",
+                cause=f"{_ranks(behind)} skipped optimizer steps that the others took ({told}): "
+                "each rank's scaler decides alone",
                 step=round_.step,
                 ranks=behind,
                 evidence={f"steps_rank_{rank}": taken[rank] for rank in list(ranks)[:8]},
@@ -205,8 +206,9 @@ class Numbers(Rule):
 
     def _stuck(self, since: int, times: int, guilty: tuple[int, ...], how: str, sure: float) -> Finding:
         notices = [n for kind in (self._bad_losses, self._bad_gradients) for rank in guilty for n in kind.get(rank, [])]
-        module = next((str(n.facts.get("module") or "") for n in notices if n.facts.get("module")), "")
-        parameter = next((str(n.facts.get("parameter") or "") for n in notices if n.kind == GRADIENT_NOT_FINITE), "")
+        losses = [n for n in notices if n.kind == LOSS_NOT_FINITE and not n.facts.get("parameter")]
+        module = next((str(n.facts["module"]) for n in losses if n.facts.get("module")), "")
+        parameter = next((str(n.facts["parameter"]) for n in notices if n.kind == GRADIENT_NOT_FINITE), "")
         is_input = any(n.facts.get("input") for n in notices)
         scale = min(self._scales.values(), default=0.0)
         if not guilty:
@@ -241,7 +243,7 @@ class Numbers(Rule):
         earliest = min(firsts.values(), default=0)
         return tuple(sorted(rank for rank, step in firsts.items() if step == earliest))
 
-    # ---- a loss that is not finite -------------------------------------------------------------------------------------
+    # ---- a loss that is not finite ---------------------------------------------------------------------------------
 
     def tick(self, case: Case, now_s: float) -> Iterable[Finding]:
         if self._bad_since_s is not None and now_s - self._bad_since_s > WAIT_S:
@@ -259,10 +261,10 @@ class Numbers(Rule):
         step = firsts[0].step + 1
         facts = firsts[0].facts
         is_all = len(guilty) > 1 and len(guilty) >= case.world
-        later = [n for n in self._bad_losses[guilty[0]] if n.facts.get("module")]
-        module = str(later[0].facts["module"]) if later and not facts["parameter"] else ""
+        later = [n for n in self._bad_losses[guilty[0]] if n.facts.get("module") and not n.facts.get("parameter")]
+        module = str(later[0].facts["module"]) if later else ""
         if facts["parameter"]:
-            why = f", and so is the parameter {facts['parameter']} already: the gradient of the step before was not finite"
+            why = f", the parameter {facts['parameter']} is not finite already: the gradient of the step before was not"
         elif facts["input"]:
             why = f": the model's input {facts['input']} is not finite"
         else:
@@ -281,7 +283,7 @@ class Numbers(Rule):
         """With a scaler one bad loss is left out; it counts only when it stays."""
         return min((len(heard) for heard in self._bad_losses.values()), default=0) >= SKIPS_BAD_LOSS
 
-    # ---- precision -----------------------------------------------------------------------------------------------------
+    # ---- precision -------------------------------------------------------------------------------------------------
 
     def _underflow(self, round_: Round) -> Iterable[Finding]:
         found = round_.values(HALF)

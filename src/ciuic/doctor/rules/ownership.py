@@ -37,21 +37,24 @@ class Ownership(Rule):
         twice = tuple(rank for rank, value in values.items() if value[TWICE])
         if twice and self._count(round, "twice") >= ROUNDS:
             number = max(values[rank][TWICE] for rank in twice)
-            cause = f"{number} parameters are twice in the groups of optimizer {round.optimizer}: each of its steps moves them twice"
+            cause = (
+                f"{number} parameters are twice in the groups of optimizer {round.optimizer}: each of its steps "
+                "moves them twice"
+            )
             yield Finding(code="CIUIC-B3", cause=cause, step=1, confidence=0.9)
         if loose and self._count(round, "loose") >= ROUNDS:
             yield self._loose(round, values, loose, everywhere=len(loose) == len(values))
 
-    def _count(self, round: Round, what: str) -> int:
-        key = round.optimizer, what
+    def _count(self, round_: Round, what: str) -> int:
+        key = round_.optimizer, what
         self._seen[key] = self._seen.get(key, 0) + 1
         return self._seen[key]
 
     def _loose(
-        self, round: Round, values: dict[int, list[int]], ranks: tuple[int, ...], *, everywhere: bool
+        self, round_: Round, values: dict[int, list[int]], ranks: tuple[int, ...], *, everywhere: bool
     ) -> Finding:
-        names = self._told.names(UNOWNED, round.optimizer, ranks)
-        same = self._told.names(STRANGERS, round.optimizer, ranks)
+        names = self._told.names(UNOWNED, round_.optimizer, ranks)
+        same = self._told.names(STRANGERS, round_.optimizer, ranks)
         count = max(values[rank][LOOSE] for rank in ranks)
         strangers = max(values[rank][STRANGE] for rank in ranks)
         trainable = max(values[rank][TRAINABLE] for rank in ranks)
@@ -61,8 +64,10 @@ class Ownership(Rule):
             first = [*same, *(name for name in names if name not in same)]
             what = "all" if strangers == trainable else f"{strangers} of the {trainable}"
             cause = (
-                f"the optimizer holds tensors that the trained model does not use ({what} of its parameters get no gradient), and "
-                f"nobody owns {listed(first, count=count)}, which get gradients: the model was copied, converted or changed after "
+                f"the optimizer holds tensors that the trained model does not use ({what} of its parameters get no "
+                "gradient), and "
+                f"nobody owns {listed(first, count=count)}, which get gradients: the model was copied, converted or "
+                "changed after "
                 f"the optimizer was built"
             )
             modules = tuple(first[:NAMES_MAX])

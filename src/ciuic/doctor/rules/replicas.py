@@ -108,7 +108,7 @@ class Replicas(Rule):
                 view.waits = 0
             yield from self._judge(track, final=True)
 
-    # ---- searching -----------------------------------------------------------------------------------------------------
+    # ---- searching -----------------------------------------------------------------------------------------
 
     def _search(self, case: Case, track: Track, view: View) -> None:
         wanted = [
@@ -135,13 +135,13 @@ class Replicas(Rule):
 
             drill(case, self, Drill(of=kind, round=view.round, ranks=track.ranks, found=found))
 
-    # ---- judging -------------------------------------------------------------------------------------------------------
+    # ---- judging -------------------------------------------------------------------------------------------
 
     def _judge(self, track: Track, *, final: bool) -> Iterator[Finding | Blind]:
         if any(view.is_open for view in track.views):
             return
         for view in track.views:
-            if view.mode in ("ledger",):
+            if view.mode == "ledger":
                 return
             if not track.parameters_done and view.params_differ:
                 yield from self._parameters(track, view, final=final)
@@ -158,7 +158,9 @@ class Replicas(Rule):
             return  # does it do harm? the next sample says
         if view.mode == "ddp" and not (track.averages and not any(view.flow(3).values())):
             local = view.step < LOCAL_STEPS and not final and not any(any(v.flow(3).values()) for v in track.views)
-            found = why_differs(view, self._options, local_is_possible=local)
+            first = track.views[0]
+            started = first.names(PARAMETERS) if first.params_differ else ()
+            found = why_differs(view, self._options, started=started, local_is_possible=local)
         elif view.mode == "plain":
             found = manual.why_differs(view, track.views, final=final)
         else:
@@ -214,5 +216,8 @@ def _out_of_step(view: View) -> Finding | None:
     without = tuple(rank for rank, count in backwards.items() if count == 0)
     if not without or len(without) == len(backwards) or view.is_first:
         return None
-    cause = f"rank {listed(map(str, without))} stepped at step {view.step} without a new backward pass: it has made more optimizer steps than the others"
+    cause = (
+        f"rank {listed(map(str, without))} stepped at step {view.step} without a new backward pass: it has made more "
+        "optimizer steps than the others"
+    )
     return Finding(code="CIUIC-D2", cause=cause, step=view.step, ranks=without, confidence=0.9)

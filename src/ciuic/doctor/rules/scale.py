@@ -65,7 +65,8 @@ class Scale(Rule):
         heard[notice.rank] = notice
         if len(heard) < len(ranks) or len({each.facts["parameter"] for each in heard.values()}) != 1:
             return
-        gain = mean_gain([heard[rank].facts["before"] for rank in ranks], [heard[rank].facts["after"] for rank in ranks])
+        before = [heard[rank].facts["before"] for rank in ranks]
+        gain = mean_gain(before, [heard[rank].facts["after"] for rank in ranks])
         if gain is None or not _is(gain, len(ranks)):
             return
         name, site = notice.facts["parameter"], notice.facts["site"]
@@ -155,10 +156,11 @@ class Scale(Rule):
     def _micro_batches(
         self, round_: Round, ranks: Sequence[int], gain: Gain | None, *, is_sum: bool
     ) -> Iterable[Finding]:
-        forms = [round_.records[rank].facts.get(FORM) for rank in ranks]
-        if gain is None or any(form is None for form in forms) or len({(form[0], form[4]) for form in forms}) != 1:
+        given = [round_.records[rank].facts.get(FORM) for rank in ranks]
+        forms = {(form[0], form[4]) for form in given if form is not None}
+        if gain is None or None in given or len(forms) != 1:
             return
-        micro, divided = forms[0][0], forms[0][4]
+        micro, divided = forms.pop()
         if micro < 2 or divided < 0:
             return
         by_hand = gain.value / (len(ranks) if is_sum and not gain.is_managed else 1.0)
@@ -197,8 +199,8 @@ class Scale(Rule):
         told = f" ({_counts({rank: labels.mean for rank, labels in seen.items()})})" if is_known else ""
         yield Finding(
             code="CIUIC-E2",
-            cause=f"rank {heaviest} has fewer labels that count than the others{told}, and each rank's loss is a mean over "
-            f"its own: one of its labels weighs {mean:.3g} times as much in the gradient",
+            cause=f"rank {heaviest} has fewer labels that count than the others{told}, and each rank's loss is a mean "
+            f"over its own: one of its labels weighs {mean:.3g} times as much in the gradient",
             step=self._first("E2", round_, ranks),
             ranks=(heaviest,),
             evidence={"weight_ratio": round(mean, 3)}

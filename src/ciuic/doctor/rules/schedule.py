@@ -103,12 +103,12 @@ class Schedule(Rule):
         micro = next(iter(forms.values()))[0] if forms else 1
         ended = self._ended(round_) or 0 < planned < last
         # steps after the newest attempt come in the next record
-        each = 1 + round((between + in_a_row) / max(1, attempts - 1))
-        if micro > 1 and between + in_a_row >= 0.8 * (attempts - 1) and each == micro and not is_prepared:
+        more = between + in_a_row - (micro - 1) * (attempts - 1)  # the newest step's are not all in this record
+        if micro > 1 and 0 <= more < micro and not is_prepared:
             yield Finding(
                 code="CIUIC-G2",
                 cause=f"{name} steps at every micro-batch, {steps} times in {attempts} steps of the optimizer: "
-                f"the schedule runs {each} times too fast",
+                f"the schedule runs {micro} times too fast",
                 step=_first(round_),
                 evidence={"scheduler_steps": steps, "optimizer_steps": attempts, "planned_steps": planned},
                 confidence=0.95 if ended else 0.85,

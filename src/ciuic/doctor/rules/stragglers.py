@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable
 
 from ciuic.doctor.case import Case, Round, Rule
-from ciuic.doctor.facts_waiting import TIMES, WAITS_LEAST, WINDOW
+from ciuic.doctor.facts_waiting import QUEUED, TIMES, WAITS_LEAST, WINDOW
 from ciuic.doctor.finding import Finding
 
 WORK = {
@@ -26,7 +26,7 @@ WINDOWS = 2
 INPUT_SHARE, INPUT_S, INPUT_WINDOWS = 0.6, 0.05, 3
 """All ranks wait for data so long."""
 LINK_SHARE, LINK_S = 0.5, 0.02
-"""Every rank spends this in communication, in every step: on a machine that is too busy only some steps take long."""
+"""Every rank spends this in communication, in every step."""
 
 Times = dict[int, dict[str, float]]
 
@@ -50,7 +50,7 @@ class Stragglers(Rule):
             seen |= {(phase, rank) for rank, phase in slow_in({rank: times[rank] for rank in group})}
         if is_input_bound(times):
             seen.add(("input", -1))
-        if groups and is_link_slow(times):
+        if groups and is_link_slow(times, round.values(QUEUED)):
             seen.add(("link", -1))
         self._rows = {key: self._rows.get(key, 0) + 1 for key in seen}
         yield from self._judge(round, times)
@@ -93,9 +93,14 @@ def is_input_bound(times: Times) -> bool:
     return all(own["data"] > max(INPUT_S, INPUT_SHARE * own["step"]) for own in times.values())
 
 
-def is_link_slow(times: Times) -> bool:
-    """Even in the step with the shortest wait, every rank waits long: a rank that is late would not wait itself."""
-    least_s = min(own[WAITS_LEAST] for own in times.values())
+def is_link_slow(times: Times, queued: dict[int, int]) -> bool:
+    """Even in the step with the shortest wait, every rank waits long: a rank that is late would not wait itself.
+
+    `queued`, in microseconds by rank, is taken off: on a machine that is too busy the threads of the exchange wait too.
+    """
+    if set(queued) != set(times):
+        return False
+    least_s = min(own[WAITS_LEAST] for own in times.values()) - max(queued.values()) / 1e6
     step_s = statistics.median(own["step"] for own in times.values())
     return least_s > max(LINK_S, LINK_SHARE * step_s)
 

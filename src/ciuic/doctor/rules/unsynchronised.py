@@ -1,6 +1,6 @@
 """Why gradients differ under DistributedDataParallel: which of its conditions was not kept. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ciuic.doctor.facts import GRADIENTS
@@ -18,11 +18,16 @@ NAMES_MAX = 8
 Options = Mapping[str, Any]
 
 
-def why_differs(view: View, options: Options, *, local_is_possible: bool) -> Finding | None:
-    """The finding for a step whose gradients differ. `options` are those of the wrapper; with `local_is_possible` a
-    program that never reduces may still average parameters later: then None."""
+def why_differs(view: View, options: Options, *, started: Collection[str], local_is_possible: bool) -> Finding | None:
+    """The finding for a step whose gradients differ. `options` are those of the wrapper. With `local_is_possible` a
+    program that never reduces may still average parameters later: then None. `started` are the names that differed
+    before the first step: when DDP does not know them they are each rank's own, experts say."""
     names = view.differing_gradients
     unregistered = set(view.told_names(UNREGISTERED))
+    own = unregistered & set(started)
+    if names and set(names) <= own:
+        return None
+    names = [name for name in names if name not in own]
     outside = set(names) & unregistered
     hooks_lost = "hooks lost" in (view.told.fact(UNREGISTERED, view.optimizer, view.ranks, "how") or ())
     around = [rank for rank, count in view.flow(THROUGH).items() if count == 0 and view.flow(BACKWARDS).get(rank)]
@@ -78,7 +83,8 @@ def _around(view: View, names: list[str], around: list[int]) -> Finding:
 def _partly_around(view: View, names: list[str]) -> Finding:
     forwards, through = _forwards(view), _through(view)
     cause = (
-        f"{forwards - through} of {forwards} forward passes of step {view.step} went around DistributedDataParallel, and the "
+        f"{forwards - through} of {forwards} forward passes of step {view.step} went around DistributedDataParallel, "
+        "and the "
         f"gradients differ between ranks"
     )
     evidence = {"forwards": forwards, "forwards_through_wrapper": through}
@@ -99,12 +105,16 @@ def _not_registered(view: View, names: list[str]) -> Finding:
     how = list(view.told.fact(UNREGISTERED, view.optimizer, view.ranks, "how") or ())
     count = max(view.told.count(UNREGISTERED, view.optimizer, view.ranks), len(names))
     if how == ["ignored"]:
-        cause = f"DistributedDataParallel was told to ignore {listed(names, count=count)}: their gradients differ between ranks"
+        cause = (
+            f"DistributedDataParallel was told to ignore {listed(names, count=count)}: their gradients differ "
+            "between ranks"
+        )
         fix = "take them off the list of ignored parameters, or reduce them yourself"
         return _finding(view, "CIUIC-A2", cause, names, fix=fix, confidence=0.95)
     did = "added" if "added" in how else "unfrozen"
     cause = (
-        f"{listed(names, count=count)}: {did} after DistributedDataParallel had registered what is trainable; their gradients "
+        f"{listed(names, count=count)}: {did} after DistributedDataParallel had registered what is trainable; their "
+        "gradients "
         f"are not reduced and differ"
     )
     return _finding(view, "CIUIC-A3", cause, names, confidence=0.95)
@@ -113,7 +123,8 @@ def _not_registered(view: View, names: list[str]) -> Finding:
 def _no_sync(view: View, names: list[str]) -> Finding:
     forwards, synced = _forwards(view), max(view.flow(SYNCED).values(), default=0)
     cause = (
-        f"the last micro-batch of step {view.step} ran under no_sync(): {synced} of {forwards} passes were reduced, and the "
+        f"the last micro-batch of step {view.step} ran under no_sync(): {synced} of {forwards} passes were reduced, "
+        "and the "
         f"gradients the optimizer got differ between ranks"
     )
     evidence = {"micro_batches": forwards, "reduced": synced}
@@ -123,7 +134,8 @@ def _no_sync(view: View, names: list[str]) -> Finding:
 def _unused(view: View, names: list[str], missing: list[str]) -> Finding:
     count = view.told.count(WITHOUT_GRADIENT, view.optimizer, view.ranks)
     cause = (
-        f"{listed(missing, count=count)} took no part in the loss of step {view.step}, so buckets were never complete and the "
+        f"{listed(missing, count=count)} took no part in the loss of step {view.step}, so buckets were never "
+        "complete and the "
         f"gradients in them were not reduced: they differ between ranks"
     )
     evidence = {"parameters_without_gradient": count}
@@ -133,7 +145,8 @@ def _unused(view: View, names: list[str], missing: list[str]) -> Finding:
 def _early_only(view: View, names: list[str]) -> Finding:
     backwards = max(view.flow(BACKWARDS).values(), default=0)
     cause = (
-        f"{listed(names)} got gradients in an earlier of the {backwards} micro-batches of step {view.step} only; the reduction "
+        f"{listed(names)} got gradients in an earlier of the {backwards} micro-batches of step {view.step} only; the "
+        "reduction "
         f"after the last one left them out, and they differ between ranks"
     )
     code = "CIUIC-A4" if backwards > 1 else "CIUIC-A2"
@@ -143,7 +156,10 @@ def _early_only(view: View, names: list[str]) -> Finding:
 def _none_somewhere(view: View) -> Finding:
     names = list(view.none_somewhere)
     without = view.none_somewhere[names[0]]
-    cause = f"{listed(names)} has no gradient on rank {listed(map(str, without))}, but one on the other ranks, at step {view.step}"
+    cause = (
+        f"{listed(names)} has no gradient on rank {listed(map(str, without))}, but one on the other ranks, at step "
+        f"{view.step}"
+    )
     return _finding(view, "CIUIC-C4", cause, names, ranks=without, confidence=0.85)
 
 
@@ -161,7 +177,10 @@ def _by_numbers(view: View, names: list[str], options: Options) -> Finding:
     zero = zero_somewhere(view)
     if zero is not None:
         name, ranks = zero
-        cause = f"the gradient of {name} is exactly zero on rank {listed(map(str, ranks))} only, at step {view.step}: something wrote to it after the reduction"
+        cause = (
+            f"the gradient of {name} is exactly zero on rank {listed(map(str, ranks))} only, at step {view.step}: "
+            "something wrote to it after the reduction"
+        )
         return _finding(view, "CIUIC-A6", cause, [name], ranks=ranks, confidence=0.8)
     far = farthest(view.sketches.get(GRADIENTS, {}), names)
     if far is not None:
@@ -169,7 +188,10 @@ def _by_numbers(view: View, names: list[str], options: Options) -> Finding:
         if found is not None:
             return found
     if options.get("static_graph"):
-        cause = f"static_graph=True, but the graph of step {view.step} is not that of the first: {listed(names)} differ between ranks"
+        cause = (
+            f"static_graph=True, but the graph of step {view.step} is not that of the first: {listed(names)} differ "
+            "between ranks"
+        )
         return _finding(view, "CIUIC-A2", cause, names, confidence=0.8)
     cause = (
         f"the gradients of {listed(names) or 'the model'} differ between ranks at step {view.step}, after the reduction"
@@ -188,7 +210,8 @@ def by_distance(view: View, far: tuple[str, Distance], names: list[str]) -> Find
         return _finding(view, "CIUIC-A6", cause, [name], confidence=0.3, severity=Severity.NOTE, evidence=evidence)
     if apart.blocks_share <= SPARSE_SHARE and len(names) <= 2:
         cause = (
-            f"a reduction gave rank {listed(map(str, ranks))} another result: {name} differs in {apart.blocks_share:.0%} of its "
+            f"a reduction gave rank {listed(map(str, ranks))} another result: {name} differs in "
+            f"{apart.blocks_share:.0%} of its "
             f"blocks only, relative distance {apart.relative:.1e}"
         )
         return _finding(
@@ -201,6 +224,9 @@ def by_distance(view: View, far: tuple[str, Distance], names: list[str]) -> Find
             evidence=evidence,
         )
     if apart.after_ratio < SAME_UP_TO_FACTOR and abs(apart.ratio - 1.0) > SAME_UP_TO_FACTOR:
-        cause = f"gradients differ between ranks by a factor of {apart.ratio:.4g} in {name}: scaled or clipped on some ranks only"
+        cause = (
+            f"gradients differ between ranks by a factor of {apart.ratio:.4g} in {name}: scaled or clipped on some "
+            "ranks only"
+        )
         return _finding(view, "CIUIC-A6", cause, names, ranks=ranks, confidence=0.6, evidence=evidence)
     return None
