@@ -1,4 +1,8 @@
-"""The zoo as data: all faults, all programs, and the reported cases that are not here, with the reason."""
+"""The zoo as data: all faults, all programs, and the reported cases that are not here, with the reason.
+
+Ciuic's own ledger is no program of the zoo: hub, agent and worker are processes that the runner does not fork. The
+variants `one_bit` and the program `local_sgd` have its arithmetic.
+"""
 
 from zoo import faults_gradients, faults_state, faults_time, faults_waiting
 from zoo.fault import Fault, Program
@@ -17,7 +21,7 @@ REPORTED = tuple(
 """The cases that people reported: 52."""
 
 SKIPPED = {
-    "A5": "torch 2.13 reduces what only an early micro-batch used: the parameters of the ranks stay equal, bit for bit. "
+    "A5": "torch 2.13 reduces what only an early micro-batch used: the ranks' parameters stay equal, bit for bit. "
     "The pattern is a clean variant, `early_piece_only` of tiny_gpt",
     "B3": "which parameters the user meant to train is nowhere in the program: the optimizer owns the model's own "
     "parameters, all of them trainable",

@@ -8,7 +8,7 @@ FAULTS = (
         title="weights are loaded on rank 0 only, after the wrap",
         letter="D",
         reported=("D4",),
-        codes=("CIUIC-D1", "CIUIC-D4"),
+        codes=("CIUIC-D1", "CIUIC-I6", "CIUIC-D4"),
     ),
     Fault(
         id="no_initial_sync",

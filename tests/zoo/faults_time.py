@@ -68,7 +68,7 @@ FAULTS = (
         id="shuffle_on_one_rank",
         title="rank 1 does not shuffle, so ranks read overlapping samples",
         letter="H",
-        codes=("CIUIC-H2", "CIUIC-H3", "CIUIC-H1"),
+        codes=("CIUIC-H8", "CIUIC-H2", "CIUIC-H3", "CIUIC-H1"),
         rank=1,
     ),
     Fault(
@@ -123,7 +123,7 @@ FAULTS = (
         title="the checkpoint reaches the master copy, not the weights that the next forward uses",
         letter="I",
         reported=("B4",),
-        codes=("CIUIC-I2", "CIUIC-B2", "CIUIC-D4"),
+        codes=("CIUIC-I8", "CIUIC-I2", "CIUIC-B2", "CIUIC-D4"),
         kind="resume",
     ),
     Fault(

@@ -47,8 +47,8 @@ PROGRAMS = (
         """),
         variants=_words("""
             plain no_dropout untied loaded frozen_embedding frozen_reentrant checkpointing stochastic_depth
-            early_piece_only static_graph one_bit warmup_from_zero restarts one_cycle token_weighted bf16 sync_each no_clip
-            no_accumulation accumulate_4 ema
+            early_piece_only static_graph one_bit warmup_from_zero restarts one_cycle token_weighted bf16 sync_each
+            no_clip no_accumulation accumulate_4 ema
         """),
         modules={
             "unfreeze_after_wrap": "tokens",

@@ -89,7 +89,7 @@ def test_what_ends_early_is_told_as_it_was(tmp_path: Path) -> None:
     killed = runner.run_case("mlp_bn", "rank_killed", steps=10, doctor=False, folder=tmp_path / "killed")
     assert killed.ranks[1].exit_code == -9
     assert killed.ranks[0].exit_code == 1
-    assert "Connection closed by peer" in killed.ranks[0].error
+    assert "by peer" in killed.ranks[0].error
     stuck = runner.run_case("mlp_bn", "stuck_outside", steps=10, doctor=False, folder=tmp_path / "stuck", timeout_s=3)
     assert [rank.exit_code for rank in stuck.ranks] == [None, None]
     assert "mishap" in stuck.ranks[1].error, "where it was is in its log"

@@ -6,6 +6,7 @@ While a case runs, any further line ends it early.
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -23,6 +24,7 @@ from typing import Any, NoReturn
 from zoo.world import Zoo
 
 PRELOAD = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed.fsdp", "torch.distributed.nn", "numpy")
+PR_SET_PDEATHSIG = 1
 GRACE_S = 0.5
 """Time that the other ranks have after one has failed, as torchrun's agent gives them little."""
 
@@ -98,6 +100,7 @@ def _as_rank(request: dict[str, Any], rank: int) -> NoReturn:
         os.setsid()
     try:
         atexit._clear()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank outlives the zygote
         folder = Path(request["folder"])
         _speak_to(folder / f"rank-{request['generation']}-{rank}.log")
         faulthandler.register(signal.SIGUSR2, file=2)

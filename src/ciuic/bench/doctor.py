@@ -2,7 +2,6 @@
 
 import argparse
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -74,11 +73,10 @@ def _chosen(text: str, known: dict[str, Any]) -> list[str]:
 
 
 def _fault(zoo: Any, program: str, fault: str, folder: Path) -> Row:
-    began_s = time.time()
     known = zoo.faults[fault]
     steps = max(FAULT_STEPS, known.steps + 4)
     outcome = zoo.run_case(program, fault, steps=steps, timeout_s=TIMEOUT_S, folder=folder / f"{program}-{fault}")
-    return row_of(known, zoo.programs[program], outcome, began_s=began_s)
+    return row_of(known, zoo.programs[program], outcome, patience_s=zoo.patience_s)
 
 
 def _clean(zoo: Any, program: str, variant: str, folder: Path, steps: int) -> dict[str, Any]:

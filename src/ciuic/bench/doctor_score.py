@@ -30,9 +30,6 @@ class Row:
     module_right: bool | None
     """None: no module is guilty, or the class has none."""
     seconds: float
-    blind: int
-    plain_speaks: bool | None = None
-    """Whether plain torch says anything about it; None: was not asked."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -44,8 +41,8 @@ def alarms(incidents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [incident for incident in incidents if _severity(incident["cause"]) != Severity.NOTE]
 
 
-def row_of(fault: Any, program: Any, outcome: Any, *, began_s: float, blind: int = 0) -> Row:
-    """Judge one case. `began_s` is the time (epoch) at which it was started."""
+def row_of(fault: Any, program: Any, outcome: Any, *, patience_s: float) -> Row:
+    """Judge one case; `patience_s` is the time-out of its collectives."""
     found = alarms(outcome.findings)
     causes = [incident["cause"] for incident in found]
     named = tuple(cause["code"] for cause in causes)
@@ -58,23 +55,20 @@ def row_of(fault: Any, program: Any, outcome: Any, *, began_s: float, blind: int
         kind=fault.kind,
         expected=tuple(fault.codes),
         named=named,
-        detected=bool(found) and _in_time(fault, outcome, causes, began_s),
+        detected=bool(found) and _in_time(fault, outcome, causes, patience_s),
         top1=bool(named) and named[0] in fault.codes,
         top3=any(code in fault.codes for code in named[:3]),
         rank_right=None if fault.rank is None else bool(right and tuple(right["ranks"]) == (fault.rank,)),
         module_right=None if module is None else bool(right and _has_module(right["modules"], module)),
         seconds=outcome.seconds,
-        blind=blind,
     )
 
 
-def _in_time(fault: Any, outcome: Any, causes: list[dict[str, Any]], began_s: float) -> bool:
-    """A hang must be named before the library's own time-out ends a rank."""
+def _in_time(fault: Any, outcome: Any, causes: list[dict[str, Any]], patience_s: float) -> bool:
+    """A hang must be named before the library's own time-out, counted from the program's start: that is the earliest."""
     if fault.kind != "hang":
         return True
-    ended = [rank.wall_s for rank in outcome.ranks if rank.exit_code not in (0, None) and rank.exit_code > 0]
-    first_s = min(cause["found_s"] for cause in causes) - began_s
-    return not ended or first_s < max(ended)
+    return min(cause["found_s"] for cause in causes) - outcome.began_s < patience_s
 
 
 def _has_module(found: Iterable[str], wanted: str) -> bool:

@@ -5,7 +5,7 @@ TAKEN = "taken"
 PASSES = "passes"
 """Backward passes of the program so far."""
 LOSS = "loss"
-"""Mean of the rank's own loss since the last sample, as far as it was read."""
+"""Mean of the rank's own losses in this step."""
 FORM = "form"
 """How the loss of this step is made: [micro-batches, product of the constant factors between the reduction and the
 root, reduction (mean, sum or empty), labels that count, how often it was divided by the number of micro-batches,

@@ -100,7 +100,7 @@ class FragmentStore:
         return self._pushes / f"{node}.{incarnation}.{sequence}"
 
     def save_push(self, key: Key, frame: bytes, spooled: Spooled | None = None) -> None:
-        """Durable when it returns. `spooled`: a file with these bytes, which may become this one. Raises StorageError."""
+        """Durable when it returns. `spooled`: a file with these bytes, to become this one. Raises StorageError."""
         path = self.push_path(key)
         if spooled is None or not spooled.keep_as(path):
             write_durable(path, frame)

@@ -5,6 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import lr_scheduler as schedulers
+from torch.utils.checkpoint import checkpoint
+
 from ciuic.doctor.facts_training import CLIP, EARLY_CLIP, FORM, PASSES, RATES, SCALER, SCHEDULE, SKIPPED, STRAY, WITNESS
 from ciuic.doctor.probe.averages import Averages
 from ciuic.doctor.probe.hooks import hook_model, install
@@ -17,10 +22,6 @@ from ciuic.doctor.probe.schedules import Schedules, planned_steps
 from ciuic.doctor.probe.spans import Spans
 from ciuic.doctor.probe.witness import project
 from ciuic.doctor.record import Facts, Notice, Record
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.optim import lr_scheduler as schedulers
-from torch.utils.checkpoint import checkpoint
 
 LOGITS = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 3, 0, 1, -100, -100])
@@ -224,7 +225,6 @@ def test_a_loss_that_is_not_finite_is_told_with_its_input_and_the_skip(mailbox: 
     assert kinds.count(SKIPPED) == kinds.count("loss_not_finite") == 3
     assert mailbox.notices[0].facts["input"] == "0"
     assert "gradient_not_finite" in kinds
-    assert not any(parameter._backward_hooks for parameter in model.parameters()) or "gradient_not_finite" in kinds
 
 
 def test_scheduler_steps_are_counted_by_what_happens_between_them(mailbox: Mailbox):
@@ -251,6 +251,7 @@ def test_scheduler_steps_are_counted_by_what_happens_between_them(mailbox: Mailb
     assert mailbox.facts[0][RATES] == [0.1]
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_a_scheduler_on_an_optimizer_that_never_steps_is_told(mailbox: Mailbox):
     model = _model()
     schedule = schedulers.StepLR(torch.optim.SGD(model.parameters(), 0.1), 2)
@@ -263,6 +264,7 @@ def test_a_scheduler_on_an_optimizer_that_never_steps_is_told(mailbox: Mailbox):
     assert mailbox.facts[3][STRAY] == ["StepLR", 3, "SGD", "stranger"]
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_winding_a_schedule_forward_before_the_run_is_not_early(mailbox: Mailbox):
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

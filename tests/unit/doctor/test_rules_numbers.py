@@ -2,6 +2,8 @@ import struct
 from typing import Any
 
 import pytest
+from doctor_rounds import Room
+
 from ciuic.doctor.facts_training import (
     CLIP,
     EARLY_CLIP,
@@ -16,7 +18,6 @@ from ciuic.doctor.facts_training import (
     WITNESS,
 )
 from ciuic.doctor.rules.numbers import Numbers
-from doctor_rounds import Room
 
 STEPS = (1, 2, 3, 4, 10, 20)
 VALUES = (1.0, -2.0, 0.5, 3.0)

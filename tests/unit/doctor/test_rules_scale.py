@@ -2,13 +2,14 @@ import struct
 from typing import Any
 
 import pytest
+from doctor_rounds import Room
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ciuic.doctor.facts_training import FORM, PROJECTIONS, REDUCED, WEIGHTS_REDUCED, WITNESS
 from ciuic.doctor.finding import Severity
 from ciuic.doctor.rules.gains import multiple
 from ciuic.doctor.rules.scale import Scale
-from doctor_rounds import Room
-from hypothesis import given
-from hypothesis import strategies as st
 
 LOCAL = {0: (1.0, -2.0, 0.5, 3.0), 1: (0.2, 1.0, -4.0, 1.5)}
 MEAN = tuple((a + b) / 2 for a, b in zip(LOCAL[0], LOCAL[1], strict=True))

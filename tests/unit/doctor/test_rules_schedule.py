@@ -2,10 +2,11 @@ import math
 from typing import Any
 
 import pytest
+from doctor_rounds import Room
+
 from ciuic.doctor.facts_training import FORM, HYPER, LOW, RATES, SCHEDULE, STRAY
 from ciuic.doctor.finding import Severity
 from ciuic.doctor.rules.schedule import Schedule
-from doctor_rounds import Room
 
 STEPS = (1, 2, 3, 4, 10, 20)
 

@@ -188,7 +188,6 @@ _F7 = Code(
         "```python\nwith torch.autocast('cpu', dtype=torch.float16):\n    loss = model(x).mean() * 1e-5\n"
         "loss.backward()\n```\n\ntorch says nothing. The doctor names the shares."
     ),
-    explains=("CIUIC-C3",),
     depth=1,
 )
 

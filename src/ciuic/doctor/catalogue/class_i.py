@@ -12,8 +12,8 @@ CODES: tuple[Code, ...] = (
         "jumps.",
         detection="The optimizer's state was empty before its first step and has moments after it, although a state was there "
         "to be loaded: in a file that torch.load has read and whose weights the model took, or in another optimizer. It is "
-        "sure when something else of training was restored (scheduler, scaler), likely when the file's optimizer has the same "
-        "settings, and else a note: fine-tuning takes the weights of a checkpoint and no more. A state that is empty in the "
+        "sure when something else of training was restored (scheduler, scaler, another optimizer), and else a note: fine-tuning "
+        "takes the weights of a checkpoint and no more. A state that is empty in the "
         "file although the file counts steps was lost when it was saved.",
         fix="optimizer.load_state_dict(checkpoint['optimizer']), after the optimizer was built for the last time",
         fixes="A saver that builds a new optimizer or wrapper before it saves writes an empty state: look at "

@@ -134,6 +134,16 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address in ("::1", "localhost")
 
 
+def interface_problems(environment: Mapping[str, str], *, gpus: bool) -> tuple[str, str]:
+    """Why gloo's and NCCL's variables would fail on this machine; empty where they would not, or are not set."""
+    wishes = environment.get(GLOO, ""), environment.get(NCCL, "") if gpus else ""
+    if not any(wishes):
+        return "", ""
+    interfaces = list_interfaces()
+    gloo = gloo_choice(environment, interfaces, []).problem if wishes[0] else ""
+    return gloo, nccl_choice(environment, interfaces).problem if wishes[1] else ""
+
+
 def check_interfaces(
     environment: Mapping[str, str], interfaces: Sequence[Interface], resolved: Sequence[str], *, nnodes: int, gpus: int
 ) -> list[Check]:

@@ -1,10 +1,11 @@
 """Collectives without gradient that took a tensor which needs one: the graph ends there."""
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ciuic.doctor.facts_model import CUT_CALL
 from ciuic.doctor.probe.part import Call, Part, Step
@@ -12,6 +13,7 @@ from ciuic.doctor.probe.part import Call, Part, Step
 WITHOUT = ("all_gather", "all_to_all", "gather", "scatter", "all_reduce", "broadcast", "reduce_scatter", "send")
 NODES_MAX = 20_000
 CALLS_HELD = 16
+FRAMES_MAX = 60
 TOLD_MAX = 32
 ELEMENTS_MIN = 16
 """Smaller ones are metrics."""
@@ -22,10 +24,11 @@ PRODUCTS = ("MmBackward", "AddmmBackward", "BmmBackward", "LinearBackward")
 class _Taken:
     """One tensor that a collective took."""
 
-    def __init__(self, call: Call, tensor: Tensor, made: int) -> None:
+    def __init__(self, call: Call, tensor: Tensor, made: int, module: str) -> None:
         self.name, self.site, self.ranks = call.name, call.site, call.ranks
         self.node = tensor.grad_fn
         self.shape = tuple(tensor.shape)
+        self.module = module
         self.made = made
         """Number of the newest node of the graph at that moment."""
 
@@ -51,7 +54,7 @@ class Cuts(Part):
                 and tensor.dim() > 1
                 and tensor.numel() >= ELEMENTS_MIN
             ):
-                self._taken.append(_Taken(call, tensor, torch.autograd._get_sequence_nr()))
+                self._taken.append(_Taken(call, tensor, torch.autograd._get_sequence_nr(), self._module()))
 
     def backward_begin(self, roots: tuple[Tensor, ...]) -> None:
         """The graph is complete now."""
@@ -64,7 +67,20 @@ class Cuts(Part):
             if how:
                 self._told += 1
                 facts = {"call": item.name, "site": item.site[:200], "shape": list(item.shape), "how": how}
-                self.probe.note(CUT_CALL, **facts, ranks=len(item.ranks))
+                self.probe.note(CUT_CALL, **facts, module=item.module, ranks=len(item.ranks))
+
+    def _module(self) -> str:
+        """Path of the innermost module whose method is running; empty when there is none, or it is the whole model."""
+        frame: Any = sys._getframe(1)
+        for _ in range(FRAMES_MAX):
+            frame = frame.f_back if frame is not None else None
+            owner = frame.f_locals.get("self") if frame is not None else None
+            if isinstance(owner, nn.Module):
+                for model in self.probe.models:
+                    for name, module in model.module.named_modules():
+                        if module is owner:
+                            return name
+        return ""
 
     def after_step(self, step: Step) -> None:
         """What was not used until now is not used."""

@@ -1,6 +1,7 @@
 """Which data training gets: digests of batches, the order of epochs, the loaders and their lengths."""
 
 import os
+import weakref
 from collections import deque
 from typing import Any
 
@@ -36,17 +37,26 @@ class _Pass:
     """One iteration over a loader."""
 
     def __init__(self, loader: Any) -> None:
-        self.loader = loader
-        self.shares = sharing(loader)
-        self.epoch = getattr(self.shares, "epoch", None)
+        self.loader = weakref.ref(loader)
+        shares = sharing(loader)
+        self.sampler = type(shares).__name__ if shares is not None else "the sampler"
+        self.distributed = weakref.ref(shares) if type(shares) is DistributedSampler else None
+        """With it the epoch's number makes the order."""
+        self.epoch = getattr(shares, "epoch", None)
+        self.length = length_of(loader)
         self.is_shuffled = is_shuffled(loader)
-        self.key = id(getattr(loader, "dataset", loader)), length_of(loader)
+        self.key = id(getattr(loader, "dataset", loader)), self.length
         self.first: list[bytes | None] = []
         self.fresh: list[bytes | None] = []
         """Digests of batches since the last backward pass."""
         self.batches = 0
         self.is_trained = self.is_judged = False
         self.bytes = 0
+
+    def is_same_sampler(self, before: "_Pass") -> bool:
+        """The very DistributedSampler of that pass."""
+        mine = self.distributed() if self.distributed is not None else None
+        return mine is not None and before.distributed is not None and before.distributed() is mine
 
 
 class _Source:
@@ -127,21 +137,22 @@ class Feeding(Part):
             self._same_order(current)
 
     def _new_loader(self, current: _Pass) -> None:
-        if current.key in self._numbers or len(self._numbers) >= LOADERS_MAX:
+        loader = current.loader()
+        if loader is None or current.key in self._numbers or len(self._numbers) >= LOADERS_MAX:
             return
         number = self._numbers[current.key] = len(self._numbers)
-        facts = describe(current.loader)
+        facts = describe(loader)
         self.probe.note(LOADER, number=number, **facts)
         workers = facts["workers"]
         if workers and hasattr(os, "statvfs"):
-            self._shared_memory(current, workers)
+            prefetch = getattr(loader, "prefetch_factor", None) or 2
+            self._shared_memory(current.bytes * workers * prefetch, workers)
 
-    def _shared_memory(self, current: _Pass, workers: int) -> None:
+    def _shared_memory(self, wanted: int, workers: int) -> None:
         try:
             state = os.statvfs("/dev/shm")  # noqa: S108 - torch's own place for batches of workers
         except OSError:
             return
-        wanted = current.bytes * workers * (getattr(current.loader, "prefetch_factor", None) or 2)
         free = state.f_bavail * state.f_frsize
         if wanted > free:
             self.probe.note(SHARED_MEMORY, free=free, wanted=wanted, workers=workers)
@@ -156,18 +167,17 @@ class Feeding(Part):
             return
         if not current.is_shuffled or before.batches < 2:
             how = ""
-        elif type(current.shares) is DistributedSampler:
-            same = before.shares is not None and before.epoch == current.epoch and before.shares.seed == current.shares.seed
-            how = "epoch" if same else ""
+        elif current.is_same_sampler(before):
+            how = "epoch" if before.epoch == current.epoch else ""
         elif len(current.first) < FIRST_BATCHES <= len(before.first):
             return  # more batches will tell
         else:
-            how = "digests" if None not in current.first and current.first == before.first else ""
+            varied = None not in current.first and len(set(current.first)) == len(current.first)
+            how = "digests" if varied and current.first == before.first else ""
         current.is_judged = True
         if how:
-            sampler = type(current.shares).__name__ if current.shares is not None else "the sampler"
             epoch = current.epoch if isinstance(current.epoch, int) else -1
-            self.probe.note(SAME_ORDER, sampler=sampler, epoch=epoch, batches=before.batches, how=how)
+            self.probe.note(SAME_ORDER, sampler=current.sampler, epoch=epoch, batches=before.batches, how=how)
         self._before[current.key] = current
 
     # ---- after a checkpoint ------------------------------------------------------------------------------------------
@@ -185,9 +195,8 @@ class Feeding(Part):
         steps = self._progress.steps
         if self.probe.step or len(self._before) or steps < 1 or not isinstance(current.epoch, int):
             return
-        length = length_of(current.loader)
-        if length > 1:
-            facts = {"steps": steps, "epoch": current.epoch, "position": current.batches - 1, "length": length}
+        if current.length > 1:
+            facts = {"steps": steps, "epoch": current.epoch, "position": current.batches - 1, "length": current.length}
             self.probe.note(RESUMED_AT, saved_epoch=self._progress.epoch, shuffle=current.is_shuffled, **facts)
 
     # ---- what models are given ----------------------------------------------------------------------------------------
@@ -220,7 +229,7 @@ class Feeding(Part):
         if self._peers is not None:
             step.facts[PEERS] = self._peers
         current = self._last
-        if current is not None and current.is_shuffled and isinstance(current.epoch, int) and current.shares is not None:
+        if current is not None and current.is_shuffled and isinstance(current.epoch, int):
             step.facts[EPOCH] = current.epoch
 
     def _who_reads_other_data(self) -> list[int] | None:

@@ -95,6 +95,9 @@ def _optimizers(probe: Probe, patches: Patches) -> None:
 def _wrappers(probe: Probe, patches: Patches) -> None:
     def wrap(original: Original) -> Original:
         def init(wrapper: DistributedDataParallel, *arguments: Any, **keywords: Any) -> None:
+            module = keywords.get("module", arguments[0] if arguments else None)
+            if isinstance(module, nn.Module):
+                probe.emit("wrapping", module, arguments, keywords)
             original(wrapper, *arguments, **keywords)
             probe.found(model_of(wrapper, len(probe.models)))
 

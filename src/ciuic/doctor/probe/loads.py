@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import xxhash
 from torch import nn
 
@@ -30,8 +31,8 @@ class Load:
     prefixed: int = 0
     """Unexpected names to which this applies."""
     contents: bytes = b""
-    samples: dict[int, tuple[str, bytes]] = field(default_factory=dict)
-    """By id of a parameter: its name and digest right after the load."""
+    samples: dict[int, tuple[torch.dtype, bytes]] = field(default_factory=dict)
+    """By id of a parameter: its type and digest right after the load."""
 
     @property
     def used(self) -> int:
@@ -71,10 +72,10 @@ def load_of(module: nn.Module, state: Any, result: Any) -> Load:
     load.prefix, load.prefixed = common_prefix(unexpected, missing)
     gone = set(missing)
     parameters = [(name, p) for name, p in module.named_parameters() if name not in gone]
-    for name, parameter in parameters[:: max(1, len(parameters) // TENSORS_MAX)]:
+    for _, parameter in parameters[:: max(1, len(parameters) // TENSORS_MAX)]:
         key = tensor_key(parameter)
         if key is not None:
-            load.samples[id(parameter)] = name, key
+            load.samples[id(parameter)] = parameter.dtype, key
     return load
 
 
@@ -87,7 +88,7 @@ def changed(load: Load, own: Mapping[int, str]) -> tuple[list[str], int]:
     for parameter in module.parameters():
         known = load.samples.get(id(parameter))
         name = own.get(id(parameter))
-        if known is None or name is None:
+        if known is None or name is None or known[0] != parameter.dtype:  # a cast changes values
             continue
         now = tensor_key(parameter)
         total += 1

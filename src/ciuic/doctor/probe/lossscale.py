@@ -56,24 +56,28 @@ class LossScale(Part):
 
     def backward_begin(self, roots: tuple[Tensor, ...]) -> None:
         self._passes += 1
+        if not self._reads:
+            self._loss = None
+            return
         root = self._loss if self._loss is not None else roots[0] if len(roots) == 1 else None
         self._loss = None
         if root is None or type(root) is not Tensor or root.numel() != 1:
             return
-        if root.device.type == "cpu" or self.close:
+        if self.close:
             self._losses.append(root.item())
-        if self._reads and self.probe.packing == 0:
+        if self.probe.packing == 0:
             form = read_form(root, safe_from=self.probe.packed_until)
             self._forms.setdefault(site(), []).append(form)
 
     def backward_end(self, roots: tuple[Tensor, ...]) -> None:
+        if not self.close:
+            return
         self._spans = None
         wrappers = [m.wrapper for m in self.probe.models if isinstance(m.wrapper, DistributedDataParallel)]
         if any(wrapper.require_backward_grad_sync for wrapper in wrappers):
             self._averaged = True
-        if self.close:
-            for optimizer in self.probe.optimizers:
-                self._witness(optimizer).produced()
+        for optimizer in self.probe.optimizers:
+            self._witness(optimizer).produced()
 
     def zero_grad(self, owner: Any) -> None:
         self._forget(owner if isinstance(owner, Optimizer) else None)
@@ -132,7 +136,6 @@ class LossScale(Part):
         if step.index == 0:
             if step.due:
                 self._losses.clear()
-            del self._losses[:-64]
             self._reduced.clear()
             self._averaged = False
             self.close = self.probe.sampler.due(step.number + 1)

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ciuic.doctor.facts_model import NAMES, NAMES_MAX, OUTSIDE, WRITTEN
 from ciuic.doctor.probe.named import has_memory, is_distributed, named_parameters
@@ -88,7 +89,7 @@ class Outside(Part):
 def _few(tensor: Tensor) -> Tensor:
     if not has_memory(tensor):
         return torch.empty(0)
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # ty: ignore[not-callable]
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     flat = local.detach().reshape(-1)
     return flat[:: max(1, -(-flat.numel() // ELEMENTS))]
 

@@ -99,6 +99,9 @@ class Part:
     def model_found(self, model: Model) -> None:
         """Wrapped, given to `watch`, or found at an optimizer's first step."""
 
+    def wrapping(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """DistributedDataParallel(*arguments, **keywords) is about to be built around a module."""
+
     def optimizer_found(self, optimizer: Optimizer, index: int) -> None:
         """Before its first step; its models are known."""
 

@@ -4,6 +4,7 @@ from ciuic.doctor.probe.averages import Averages
 from ciuic.doctor.probe.cuts import Cuts
 from ciuic.doctor.probe.feeding import Feeding
 from ciuic.doctor.probe.flow import Flow
+from ciuic.doctor.probe.launched import Launched
 from ciuic.doctor.probe.lossscale import LossScale
 from ciuic.doctor.probe.movement import Movement
 from ciuic.doctor.probe.outside import Outside
@@ -23,4 +24,4 @@ from ciuic.doctor.probe.schedules import Schedules
 def all_parts(probe: Probe) -> list[Part]:
     """One of each."""
     model = [kind(probe) for kind in (Flow, Registered, Ownership, Stale, Cuts, Outside, Movement, Averages)]
-    return [Replicas(probe), *model, LossScale(probe), Precision(probe), Schedules(probe), Watchdog(probe), Timers(probe), Feeding(probe), Restoring(probe)]
+    return [Replicas(probe), *model, LossScale(probe), Precision(probe), Schedules(probe), Watchdog(probe), Timers(probe), Feeding(probe), Restoring(probe), Launched(probe)]

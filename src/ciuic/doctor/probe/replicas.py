@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ciuic.doctor.case import REPLICAS
@@ -167,7 +168,7 @@ def _state_digest(optimizer: Optimizer) -> bytes:
         values = optimizer.state.get(parameter)
         for value in values.values() if isinstance(values, dict) else ():
             if isinstance(value, Tensor):
-                local = value.to_local() if hasattr(value, "to_local") else value  # ty: ignore[not-callable]
+                local = value.to_local() if isinstance(value, DTensor) else value
                 sample = local.detach().reshape(-1)[:STATE_ELEMENTS].contiguous().cpu()
                 state.update(sample.view(torch.uint8).numpy() if sample.numel() else b"")
             elif isinstance(value, int | float):

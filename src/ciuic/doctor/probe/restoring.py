@@ -149,7 +149,7 @@ class Restoring(Part):
             full = [saved for saved in file.optimizers if saved.has_state]
             if full and len([1 for known in self._optimizers.values() if known]) < len(full):
                 same = any(_alike(saved.groups, here) for saved in full)
-                sure = 0.95 if goes_on else 0.7 if same else 0.3
+                sure = 0.95 if goes_on else 0.5 if same else 0.3
                 self._tell("optimizer", file.name, sure, "in the file and not loaded")
                 return
             steps = max([file.steps, *file.last_epochs])

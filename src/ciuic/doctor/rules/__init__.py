@@ -8,6 +8,7 @@ from ciuic.doctor.rules.cuts import Cuts
 from ciuic.doctor.rules.departures import Departures
 from ciuic.doctor.rules.gradients import Gradients
 from ciuic.doctor.rules.hang import Hang
+from ciuic.doctor.rules.launch import Launch
 from ciuic.doctor.rules.loaders import Loaders
 from ciuic.doctor.rules.ownership import Ownership
 from ciuic.doctor.rules.replicas import Replicas
@@ -38,4 +39,5 @@ def all_rules() -> list[Rule]:
         Batches(),
         Loaders(),
         Restored(),
+        Launch(),
     ]

@@ -49,6 +49,7 @@ class Cuts(Rule):
             code="CIUIC-C2",
             cause=f"dist.{call} at {site} carries no gradient: {what}",
             step=1 + min(step for _, step in seen),
+            modules=(str(facts["module"]),) if facts.get("module") else (),
             evidence={"call": call, "site": site},
             confidence=0.9 if facts.get("how") == "unreachable" else 0.75,
             fix=fix,

@@ -12,14 +12,14 @@ from ciuic.doctor.record import Notice
 from ciuic.doctor.rules import diverged, manual
 from ciuic.doctor.rules.drill import Drill, drill, follow
 from ciuic.doctor.rules.memory import Told, listed
-from ciuic.doctor.rules.unsynchronised import BACKWARDS, why_differs
+from ciuic.doctor.rules.unsynchronised import BACKWARDS, SYNCED, why_differs
 from ciuic.doctor.rules.view import KINDS_COMPARED, View
 
 SKETCHED = 32
 """Tensors of one step whose distance is asked for."""
 VIEWS_MAX = 12
 """Differing steps of one group that are looked into."""
-LOCAL_STEPS = 8
+LOCAL_STEPS = 16
 """A program that never reduces is not judged before this step: it may average parameters later."""
 
 
@@ -156,11 +156,8 @@ class Replicas(Rule):
             return  # the optimizer made them equal itself
         if not later and not final and not view.params_differ:
             return  # does it do harm? the next sample says
-        if view.mode == "ddp" and not (track.averages and not any(view.flow(3).values())):
-            local = view.step < LOCAL_STEPS and not final and not any(any(v.flow(3).values()) for v in track.views)
-            first = track.views[0]
-            started = first.names(PARAMETERS) if first.params_differ else ()
-            found = why_differs(view, self._options, started=started, local_is_possible=local)
+        if view.mode == "ddp":
+            found = self._under_wrapper(track, view, final=final)
         elif view.mode == "plain":
             found = manual.why_differs(view, track.views, final=final)
         else:
@@ -168,6 +165,15 @@ class Replicas(Rule):
         if found is not None:
             track.gradients_done = track.parameters_done = found.severity is not Severity.NOTE
             yield found
+
+    def _under_wrapper(self, track: Track, view: View, *, final: bool) -> Finding | None:
+        never = not any(any(each.flow(SYNCED).values()) for each in track.views)
+        if never and track.averages:
+            return None  # local training: parameters are averaged
+        first = track.views[0]
+        started = first.names(PARAMETERS) if first.params_differ else ()
+        local = never and not final and track.views[-1].step < LOCAL_STEPS
+        return why_differs(view, self._options, started=started, local_is_possible=local)
 
     def _parameters(self, track: Track, view: View, *, final: bool) -> Iterator[Finding | Blind]:
         before = track.last_equal(view)
