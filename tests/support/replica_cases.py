@@ -88,7 +88,9 @@ class Ranks:
                     path = asked.facts["path"]
                     asked.answers[rank] = {path: held[path]} if path in held else dict(held)
                 else:
-                    asked.answers[rank] = {n: s for n, s in self.sketches.get(rank, {}).items() if n in asked.facts["names"]}
+                    asked.answers[rank] = {
+                        n: s for n, s in self.sketches.get(rank, {}).items() if n in asked.facts["names"]
+                    }
             self._take(self.rule.answered(self.case, asked))
 
 

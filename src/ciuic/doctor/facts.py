@@ -11,8 +11,8 @@ CHILDREN = "children"
 MOVEMENT = "movement"
 """Notice of a sampled step: how the parameters of each module moved (at most 256 modules; of ranks 0 to 7). Facts:
 `optimizer`; `step`; `modules`: their paths, in the first notice of an optimizer and after a change only; `moved`,
-`grads` and `flags`: one byte for each module. A byte b of `moved` stands for log10(length of the movement / length of the
-parameters) = (b - 200) / 16, one of `grads` for log10(length of the gradient) = (b - 128) / 12; 0: nothing (no
+`grads` and `flags`: one byte for each module. A byte b of `moved` stands for log10(length of the movement / length of
+the parameters) = (b - 200) / 16, one of `grads` for log10(length of the gradient) = (b - 128) / 12; 0: nothing (no
 movement, no gradient, not known). Lengths are estimated from at most 1024 elements of each parameter. Flags: see
 MOVED_FLAGS."""
 MOVED_FLAGS = {

@@ -1,23 +1,23 @@
 """Names of facts about data and checkpoints: the probe's parts write them, the rules read them."""
 
 FEED = "feed"
-"""Of a record of the first optimizer: [source, batches so far, their newest digests of FEED_BYTES each, oldest first] of
-at most FEED_SOURCES sources. Source 0: batches of data loaders that a backward pass followed; 1 + i: what model i was
-given in training forward passes."""
+"""Of a record of the first optimizer: [source, batches so far, their newest digests of FEED_BYTES each, oldest first]
+of at most FEED_SOURCES sources. Source 0: batches of data loaders that a backward pass followed; 1 + i: what model i
+was given in training forward passes."""
 FEED_BYTES, FEED_HELD, FEED_SOURCES = 4, 8, 3
 PEERS = "data_peers"
 """Of a record: ranks that should read different data; empty: not known (tensor parallel); absent: all ranks."""
 EPOCH = "epoch"
 """Of a record: the epoch of the sampler that shuffles and shares out."""
 
-# ---- notices ----------------------------------------------------------------------------------------------------------
+# ---- notices ----------------------------------------------------------------------------------------------------
 
 LOADER = "loader"
-"""Notice: a data loader that training uses {number, length, batch, samples, sampler, shuffle, drop_last, workers, split,
-replicas, place, seed, contents}. length: batches of one pass, -1: not known. split: `index` (the sampler takes every
-`replicas`-th sample, from `place` on), `stream` (the same with a stream), or empty. contents: by name of what the data set
-holds for each sample: [digest of some elements, 1 when these are numbers with a fraction]. sharded: the data set itself is
-one share."""
+"""Notice: a data loader that training uses {number, length, batch, samples, sampler, shuffle, drop_last, workers,
+split, replicas, place, seed, contents}. length: batches of one pass, -1: not known. split: `index` (the sampler takes
+every `replicas`-th sample, from `place` on), `stream` (the same with a stream), or empty. contents: by name
+of what the data set holds for each sample: [digest of some elements, 1 when these are numbers with a
+fraction]. sharded: the data set itself is one share."""
 LOADER_ENDS = "loader_ends"
 """Notice {number, batches, pass}: a pass over such a loader has ended."""
 SAME_ORDER = "same_order"

@@ -4,6 +4,6 @@ HOST = "host"
 """Notice {versions: {name: version}, gloo, nccl}: the last two say why the interface in the environment would fail, or
 are empty."""
 LAYOUT = "layout"
-"""Notice, just before DistributedDataParallel is built {number, ranks, tensors, elements, digest, parts}. parts: path and
-[tensors, elements] of the modules two levels down, at most PARTS_MAX. ranks: of the group; empty: all."""
+"""Notice, just before DistributedDataParallel is built {number, ranks, tensors, elements, digest, parts}. parts: path
+and [tensors, elements] of the modules two levels down, at most PARTS_MAX. ranks: of the group; empty: all."""
 PARTS_MAX = 64

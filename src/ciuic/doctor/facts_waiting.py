@@ -22,17 +22,13 @@ LATE = "late"
 STEP_USUAL = "step_s"
 """Of a beat: median time of a step, in seconds."""
 WINDOW = "times"
-"""Of a record: [steps, then microseconds of each of `TIMES`, then of WAITS_LEAST], over the steps since the last record: of the lower
-quartile, so that a step that was disturbed does not count."""
-TIMES = ("step", "data", "forward", "backward", "update", "other", "save", "waits", "queued")
+"""Of a record: [steps, microseconds of each of `TIMES`: the lower quartile over the steps since the last record, then
+of each the least]. A step that was disturbed does not count in either."""
+TIMES = ("step", "data", "forward", "backward", "update", "other", "save", "waits", "work")
 """step: wall time. backward: without the wait for reductions. update: the optimizer. waits: collectives and DDP's
-reductions. queued: the training thread could run and got no processor. The others: wall time in that phase."""
-
-WAITS_LEAST = "waits_least"
-"""The shortest wait of a step."""
-
+reductions. work: data, forward, backward, update and other together. The others: wall time in that phase."""
 QUEUED = "queued"
-"""Of a record with long waits: microseconds a step for which any thread of the process could run and got no processor."""
+"""Of a record with long waits: microseconds a step for which threads of the process could run and got no processor."""
 NEW_CALL = "new_call"
 """Notice: a call of a kind that this rank has not made before, sent before it is made. Facts as in `CALL_FIELDS`."""
 CALL_FIELDS = ("group", "number", "name", "detail", "site", "step", "ranks")

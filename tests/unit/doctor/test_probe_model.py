@@ -223,6 +223,16 @@ def test_the_movement_notice_has_one_byte_for_each_module(box):
     assert second["flags"] == b"\0\0"
 
 
+def test_a_frozen_module_is_in_the_movement_notice_with_its_sign(box):
+    model = net()
+    model[0].requires_grad_(False)
+    train(model, torch.optim.AdamW(model[2].parameters(), lr=1e-2), steps=1)
+    facts = next(m.facts for m in box.messages if isinstance(m, Notice) and m.kind == MOVEMENT)
+    assert facts["modules"] == ["0", "2"]
+    assert facts["flags"] == b"\x10\0"
+    assert facts["moved"][0] == 0
+
+
 def test_the_step_of_a_closure_uses_the_gradients_it_made(box):
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
@@ -239,9 +249,18 @@ def test_the_step_of_a_closure_uses_the_gradients_it_made(box):
     assert box.facts(STALE) == [None] * 2
 
 
+def test_a_model_that_was_trained_before_is_no_orphan(box):
+    old = net()
+    old(torch.ones(2, 4)).sum().backward()
+    model = net()
+    train(model, torch.optim.SGD(copy.deepcopy(model).parameters(), lr=1e-2))
+    assert box.facts(OWNED)[-1][3] == 4  # not those of `old`, nor of other tests
+    assert old[0].weight.grad is not None
+
+
 def test_a_known_model_is_not_looked_for_again():
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    found = find_models(optimizer, [])
+    found = find_models(optimizer, [], trained=False)
     assert [each.module for each in found] == [model]
     assert find_models(optimizer, found) == []

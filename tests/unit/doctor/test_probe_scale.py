@@ -252,6 +252,20 @@ def test_scheduler_steps_are_counted_by_what_happens_between_them(mailbox: Mailb
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_scheduler_steps_between_micro_batches_are_counted(mailbox: Mailbox):
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    for _ in range(4):
+        optimizer.zero_grad()
+        for _ in range(3):
+            (_loss(model) / 3).backward()
+            schedule.step()
+        optimizer.step()
+    assert mailbox.facts[3][SCHEDULE][4:7] == [8, 0, 3]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_a_scheduler_on_an_optimizer_that_never_steps_is_told(mailbox: Mailbox):
     model = _model()
     schedule = schedulers.StepLR(torch.optim.SGD(model.parameters(), 0.1), 2)

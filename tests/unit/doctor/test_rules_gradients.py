@@ -1,11 +1,12 @@
 """Gradients that are missing, stale or without effect, and optimizers that do not own the model."""
 
+from replica_cases import Ranks
+
 from ciuic.doctor.finding import Severity
 from ciuic.doctor.rules.buffers import Buffers
 from ciuic.doctor.rules.cuts import Cuts
 from ciuic.doctor.rules.gradients import Gradients
 from ciuic.doctor.rules.ownership import Ownership
-from replica_cases import Ranks
 
 A, B = b"aaaaaaaa", b"bbbbbbbb"
 
@@ -120,7 +121,13 @@ def test_shared_parameters_are_b3_once():
 
 def test_a_collective_without_gradient_needs_two_sightings():
     ranks = Ranks(rule=Cuts())
-    facts = {"call": "all_gather", "site": "train.py:3 in loss", "shape": [8, 4], "how": "unreachable", "module": "text"}
+    facts = {
+        "call": "all_gather",
+        "site": "train.py:3 in loss",
+        "shape": [8, 4],
+        "how": "unreachable",
+        "module": "text",
+    }
     ranks.notice(0, "cut_call", at=0, **facts)
     assert ranks.findings == []
     ranks.notice(1, "cut_call", at=0, **facts)

@@ -1,10 +1,10 @@
 """Replicas that differ: which code, rank and parameter the records of two ranks lead to."""
 
 import pytest
+from replica_cases import NOBODY, Ranks, sketch
 
 from ciuic.doctor.finding import Severity
 from ciuic.doctor.rules.replicas import Replicas
-from replica_cases import NOBODY, Ranks, sketch
 
 A, B = b"aaaaaaaa", b"bbbbbbbb"
 

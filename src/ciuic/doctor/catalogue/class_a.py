@@ -27,7 +27,7 @@ _A1 = Code(
     example=(
         "```python\nddp = DistributedDataParallel(model)\nloss = ddp.module(x).mean()\nloss.backward()\n"
         "optimizer.step()\n```\n\n"
-        "torch says nothing. The doctor: `1 forward passes went to the wrapped module itself, none through "
+        "torch says nothing. The doctor: `1 forward pass went to the wrapped module itself, none through "
         "DistributedDataParallel, so nothing was reduced: the gradients of step 1 differ between ranks`."
     ),
     explains=(

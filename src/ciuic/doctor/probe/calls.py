@@ -47,8 +47,8 @@ WORKS_HELD = 256
 class _Group:
     """What is known about a process group."""
 
-    def __init__(self, name: str, ranks: tuple[int, ...]) -> None:
-        self.name, self.ranks, self.number = name, ranks, 0
+    def __init__(self, name: str, ranks: tuple[int, ...], backend: str) -> None:
+        self.name, self.ranks, self.backend, self.number = name, ranks, backend, 0
 
 
 class Calls:
@@ -100,7 +100,12 @@ class Calls:
 
     def _remember(self, work: Any, call: Call) -> None:
         self._works[id(work)] = Call(
-            name=call.name, number=call.number, ranks=call.ranks, site=call.site, operation=call.operation, group=call.group
+            name=call.name,
+            number=call.number,
+            ranks=call.ranks,
+            site=call.site,
+            operation=call.operation,
+            group=call.group,
         )
         if len(self._works) > WORKS_HELD:
             del self._works[next(iter(self._works))]
@@ -110,7 +115,8 @@ class Calls:
         if known is None:
             name = str(group.group_name)
             times = self._made[name] = self._made.get(name, 0) + 1  # of one name again: after destroy_process_group
-            known = _Group(name if times == 1 else f"{name}#{times}", tuple(dist.get_process_group_ranks(group)))
+            ranks = tuple(dist.get_process_group_ranks(group))
+            known = _Group(name if times == 1 else f"{name}#{times}", ranks, str(dist.get_backend(group)))
             self._groups[group] = known
         return known
 
@@ -126,6 +132,7 @@ class Calls:
             tensors=tuple(_tensors(values)),
             operation=_operation(values),
             group=known.name,
+            backend=known.backend,
         )
 
 

@@ -89,7 +89,12 @@ def settings_of(group: Mapping[str, Any]) -> tuple[int, tuple[Any, ...]]:
 
 def tensor_key(value: Any) -> bytes | None:
     """Digest of a few elements of a tensor on the CPU, with its shape; None for constants and for what is no weight."""
-    if not isinstance(value, Tensor) or value.device.type == "meta" or not value.is_floating_point() or value.numel() < 2:
+    if (
+        not isinstance(value, Tensor)
+        or value.device.type == "meta"
+        or not value.is_floating_point()
+        or value.numel() < 2
+    ):
         return None
     if hasattr(value, "device_mesh"):
         return None

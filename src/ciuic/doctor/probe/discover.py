@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 from ciuic.doctor.probe.part import Model
 
 
-def find_models(optimizer: Optimizer, known: Iterable[Model]) -> list[Model]:
+def find_models(optimizer: Optimizer, known: Iterable[Model], *, trained: bool = True) -> list[Model]:
     """The outermost modules that own parameters of this optimizer and are not known yet.
 
-    An optimizer whose parameters nobody owns gives the outermost modules that were trained (have gradients) instead.
+    An optimizer none of whose parameters has a gradient gives the outermost modules that were trained (have gradients)
+    as well; with `trained` False it does not: its closure has yet to make them.
     """
     known = list(known)
     owned = {id(parameter) for model in known for _, parameter in model.parameters()}
@@ -24,7 +25,7 @@ def find_models(optimizer: Optimizer, known: Iterable[Model]) -> list[Model]:
         return []
     modules = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if all(parameter.grad is None for parameter in own):
+    if trained and all(parameter.grad is None for parameter in own):
         missing |= _trained(modules) - owned
     roots = outermost([m for m in modules if any(id(p) in missing for p in _parameters(m))])
     return [model_of(root, len(known) + at) for at, root in enumerate(roots)]

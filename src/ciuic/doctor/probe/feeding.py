@@ -117,7 +117,9 @@ class Feeding(Part):
         current = self._passes.pop(id(loader), None)
         if current is not None and current.is_trained and self._ends_told < ENDS_TOLD_MAX:
             self._ends_told += 1
-            self.probe.note(LOADER_ENDS, number=self._numbers.get(current.key, -1), batches=batches, **{"pass": self._ends_told})
+            self.probe.note(
+                LOADER_ENDS, number=self._numbers.get(current.key, -1), batches=batches, **{"pass": self._ends_told}
+            )
 
     def backward_begin(self, roots: tuple[Tensor, ...]) -> None:
         """The newest batches were for training."""
@@ -150,7 +152,7 @@ class Feeding(Part):
 
     def _shared_memory(self, wanted: int, workers: int) -> None:
         try:
-            state = os.statvfs("/dev/shm")  # noqa: S108 - torch's own place for batches of workers
+            state = os.statvfs("/dev/shm")
         except OSError:
             return
         free = state.f_bavail * state.f_frsize
@@ -199,7 +201,7 @@ class Feeding(Part):
             facts = {"steps": steps, "epoch": current.epoch, "position": current.batches - 1, "length": current.length}
             self.probe.note(RESUMED_AT, saved_epoch=self._progress.epoch, shuffle=current.is_shuffled, **facts)
 
-    # ---- what models are given ----------------------------------------------------------------------------------------
+    # ---- what models are given --------------------------------------------------------------------------------
 
     def forward_begin(self, model: Model, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """In training only."""
@@ -244,6 +246,8 @@ class Feeding(Part):
     def _is_only_sharded(self, model: Model) -> bool:
         from torch.distributed.fsdp import FSDPModule
 
-        meshes = {id(mesh): mesh for _, p in model.parameters() if (mesh := getattr(p, "device_mesh", None)) is not None}
+        meshes = {
+            id(mesh): mesh for _, p in model.parameters() if (mesh := getattr(p, "device_mesh", None)) is not None
+        }
         flat = all(mesh.ndim == 1 and mesh.size() == self.probe.world for mesh in meshes.values())
         return flat and any(isinstance(module, FSDPModule) for module in model.module.modules())

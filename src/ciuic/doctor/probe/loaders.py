@@ -69,7 +69,11 @@ def describe(loader: Any) -> dict[str, Any]:
         "split": "",
     }
     if shares is not None:
-        found |= {"split": "index", "replicas": _integer(shares, "num_replicas") or 1, "place": _integer(shares, "rank") or 0}
+        found |= {
+            "split": "index",
+            "replicas": _integer(shares, "num_replicas") or 1,
+            "place": _integer(shares, "rank") or 0,
+        }
         found["seed"] = _integer(shares, "seed") or 0
     for each in (*chain, data):
         count, place = _integer(each, "num_processes"), _integer(each, "process_index")
@@ -91,7 +95,7 @@ def own_share(data: Any) -> bool:
 
 
 def contents(data: Any) -> dict[str, list[Any]]:
-    """By name of an attribute with one element for each sample: [digest of some of them, 1 when they have fractions]."""
+    """By name of an attribute with one element for each sample: [digest of some of them, 1 when with fractions]."""
     count, found = length_of(data), {}
     for _ in range(CHAIN_MAX):
         attributes = vars(data) if hasattr(data, "__dict__") else {}
@@ -103,7 +107,9 @@ def contents(data: Any) -> dict[str, list[Any]]:
                     found.setdefault(f"{name}.{at}" if len(parts) > 1 else name, known)
         if isinstance(data, list | tuple) and (known := _digest(data, count)) is not None:
             found["items"] = known
-        inner = next((v for v in attributes.values() if isinstance(v, torch.utils.data.Dataset) and length_of(v) == count), None)
+        inner = next(
+            (v for v in attributes.values() if isinstance(v, torch.utils.data.Dataset) and length_of(v) == count), None
+        )
         if inner is None or found:
             break
         data = inner
@@ -113,7 +119,9 @@ def contents(data: Any) -> dict[str, list[Any]]:
 def _digest(values: Any, count: int) -> list[Any] | None:
     if count < 2 or not isinstance(values, list | tuple | range | np.ndarray | Tensor) or length_of(values) != count:
         return None
-    if isinstance(values, Tensor) and (values.device.type != "cpu" or values.layout is not torch.strided or values.is_meta):
+    if isinstance(values, Tensor) and (
+        values.device.type != "cpu" or values.layout is not torch.strided or values.is_meta
+    ):
         return None
     state, fractions, first, is_constant = xxhash.xxh3_64(), False, None, True
     for at in sorted({round(k * (count - 1) / (ELEMENTS - 1)) for k in range(ELEMENTS)}):
@@ -129,7 +137,11 @@ def _digest(values: Any, count: int) -> list[Any] | None:
 
 def _element(value: Any) -> tuple[bytes, bool] | None:
     if isinstance(value, Tensor):
-        value = value.detach().reshape(-1)[:64].float().numpy() if value.is_floating_point() else value.reshape(-1)[:64].numpy()
+        value = (
+            value.detach().reshape(-1)[:64].float().numpy()
+            if value.is_floating_point()
+            else value.reshape(-1)[:64].numpy()
+        )
     if isinstance(value, np.ndarray) and value.dtype != object:
         return np.ascontiguousarray(value.reshape(-1)[:64]).tobytes(), value.dtype.kind == "f"
     if isinstance(value, tuple | list):

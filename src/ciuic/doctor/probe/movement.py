@@ -22,6 +22,7 @@ MOVED_SHARE = 0.02
 """Of the elements with a gradient: fewer moved ones are as good as none."""
 NEGLIGIBLE = 1e-5
 """A gradient so much smaller than the largest (root of the mean square) is rounding noise: a bias before BatchNorm."""
+LOW = (torch.bfloat16, torch.float16)
 MANY = 0.5
 """Share of parameters of low precision that must stand still before it is called rounding: some always do."""
 
@@ -37,8 +38,18 @@ class _Sample:
     gradient: Tensor | None = None
     """None: not there, or the parameter is frozen."""
     is_zero: bool = False
-    moved_share: float = 0.0
+    gradient_length: float = 0.0
+    """Of the sample."""
+    length: float = 0.0
+    """Of the sample before the step."""
     moved: float = 0.0
+    moved_share: float = 1.0
+    """Of the elements with a gradient; looked at only where there is a doubt."""
+
+    @property
+    def gradient_rms(self) -> float:
+        """Root of the mean square."""
+        return self.gradient_length / math.sqrt(max(1, self.before.numel()))
 
     @property
     def scale(self) -> float:
@@ -56,6 +67,8 @@ class Movement(Part):
         self._samples: dict[int, list[_Sample]] = {}
         self._modules: dict[int, list[str]] = {}
         self._rates: dict[int, dict[int, float]] = {}
+        self._named: dict[int, dict[str, bool]] = {}
+        """By optimizer: names of its models' parameters, and whether they are trainable."""
 
     def before_step(self, step: Step) -> None:
         """Of sampled steps."""
@@ -63,6 +76,7 @@ class Movement(Part):
             return
         named = named_parameters(step.optimizer, self.probe.models)
         names = {id(parameter): name for name, parameter in named.items()}
+        self._named[step.index] = {name: parameter.requires_grad for name, parameter in named.items()}
         samples = []
         for group in step.optimizer.param_groups:
             rate = _number(group.get("lr", math.nan))
@@ -85,22 +99,17 @@ class Movement(Part):
             self._gradients(samples)
         self._names.tell(step, ZERO_GRADIENT, [sample.name for sample in samples if sample.is_zero])
         if step.taken:
-            for sample in samples:
-                difference = _sample(sample.parameter).float() - sample.before.float()
-                sample.moved = float(difference.norm())
-                if sample.gradient is not None:
-                    active = sample.gradient != 0
-                    sample.moved_share = float((difference[active] != 0).float().mean()) if bool(active.any()) else 1.0
+            _measure(samples)
             self._still(step, samples)
             self._picture(step, samples)
 
     def _gradients(self, samples: list[_Sample]) -> None:
-        for sample in samples:
+        there = [s for s in samples if s.parameter.grad is not None and s.parameter.grad.layout is torch.strided]
+        parts = [_sample(sample.parameter.grad).float() for sample in there if sample.parameter.grad is not None]
+        for sample, part, length in zip(there, parts, _lengths(parts), strict=True):
+            sample.gradient, sample.gradient_length = part, length
             gradient = sample.parameter.grad
-            if gradient is None or gradient.layout is not torch.strided:
-                continue
-            sample.gradient = _sample(gradient).float()
-            if not bool(sample.gradient.any()):
+            if length == 0 and gradient is not None:
                 local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
                 sample.is_zero = not bool(local.any())
 
@@ -108,7 +117,7 @@ class Movement(Part):
         active = [s for s in samples if s.gradient is not None and not s.is_zero and s.gradient.numel()]
         if not active or all(sample.rate == 0 for sample in active):
             return
-        largest = max(_rms(sample.gradient) for sample in active if sample.gradient is not None)
+        largest = max(sample.gradient_rms for sample in active)
         found: dict[str, list[_Sample]] = {STILL_RATE: [], STILL_ROUNDING: [], STILL_OTHER: []}
         last = self._rates.get(step.index, {})
         for sample in active:
@@ -118,7 +127,7 @@ class Movement(Part):
                 continue  # it moves, or its rate still grows
             if sample.rate == 0:
                 found[STILL_RATE].append(sample)
-            elif _rms(sample.gradient) >= NEGLIGIBLE * largest or sample.parameter.dtype in (
+            elif sample.gradient_rms >= NEGLIGIBLE * largest or sample.parameter.dtype in (
                 torch.bfloat16,
                 torch.float16,
             ):
@@ -142,21 +151,35 @@ class Movement(Part):
         rows: dict[str, list[_Sample]] = {}
         for sample in samples:
             rows.setdefault(sample.name.rpartition(".")[0], []).append(sample)
-        modules = list(rows)[:MODULES_MAX]
+        frozen = {name.rpartition(".")[0] for name, trainable in self._named[step.index].items() if not trainable}
+        modules = self._modules_shown(step, rows, frozen)
         moved, grads, flags = bytearray(), bytearray(), bytearray()
         for module in modules:
-            row = rows[module]
-            length = math.sqrt(sum((s.scale * float(s.before.float().norm())) ** 2 for s in row))
+            row = rows.get(module, [])
+            length = math.sqrt(sum((s.scale * s.length) ** 2 for s in row))
             movement = math.sqrt(sum((s.scale * s.moved) ** 2 for s in row))
-            gradient = math.sqrt(sum((s.scale * float(s.gradient.norm())) ** 2 for s in row if s.gradient is not None))
+            gradient = math.sqrt(sum((s.scale * s.gradient_length) ** 2 for s in row))
             moved.append(_log_byte(movement / length if length else movement, middle=200, steps=16))
             grads.append(_log_byte(gradient, middle=128, steps=12))
-            flags.append(1 * any(s.gradient is None for s in row) | 2 * any(s.is_zero for s in row) | _stands(row))
+            bare = 1 * any(s.gradient is None for s in row) | 2 * any(s.is_zero for s in row)
+            flags.append(bare | _stands(row) | 16 * (module in frozen))
         facts: dict[str, Any] = {"optimizer": step.index, "step": step.number}
         if self._modules.get(step.index) != modules:
             self._modules[step.index] = modules
             facts["modules"] = [module[:200] for module in modules]
         self.probe.note(MOVEMENT, **facts, moved=bytes(moved), grads=bytes(grads), flags=bytes(flags))
+
+    def _modules_shown(self, step: Step, rows: dict[str, list[_Sample]], frozen: set[str]) -> list[str]:
+        """In the model's order; when they are too many, those that train come before frozen ones."""
+        paths = [name.rpartition(".")[0] for name in self._named[step.index]]
+        known = list(dict.fromkeys([path for path in paths if path in rows or path in frozen] + list(rows)))
+        if len(known) <= MODULES_MAX:
+            return known
+        kept = {
+            *list(rows)[:MODULES_MAX],
+            *[path for path in known if path not in rows][: max(0, MODULES_MAX - len(rows))],
+        }
+        return [path for path in known if path in kept]
 
 
 def _sample(tensor: Tensor) -> Tensor:
@@ -164,6 +187,25 @@ def _sample(tensor: Tensor) -> Tensor:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     flat = local.detach().reshape(-1)
     return flat[:: max(1, -(-flat.numel() // ELEMENTS_MAX))]
+
+
+def _measure(samples: list[_Sample]) -> None:
+    """Lengths of parameters and of their movement."""
+    before = [sample.before.float() for sample in samples]
+    after = [_sample(sample.parameter).float() for sample in samples]
+    moved = torch._foreach_sub(after, before) if samples else []
+    lengths = zip(samples, moved, _lengths(list(moved)), _lengths(before), strict=True)
+    for sample, difference, distance, length in lengths:
+        sample.moved, sample.length = distance, length
+        if sample.gradient is not None and (distance == 0 or sample.parameter.dtype in LOW):
+            active = sample.gradient != 0
+            sample.moved_share = float((difference[active] != 0).float().mean()) if bool(active.any()) else 1.0
+
+
+def _lengths(tensors: list[Tensor]) -> list[float]:
+    if not tensors:
+        return []
+    return torch.stack([length.cpu() for length in torch._foreach_norm(tensors)]).tolist()
 
 
 def _stands(row: list[_Sample]) -> int:
@@ -174,12 +216,10 @@ def _stands(row: list[_Sample]) -> int:
 
 def _rounds(sample: _Sample) -> bool:
     """Whether an update of the size of the learning rate, or of rate times gradient, is lost between two numbers."""
-    update = max(abs(sample.rate), abs(sample.rate) * _rms(sample.gradient))
-    if sample.parameter.dtype in (torch.bfloat16, torch.float16):
+    update = max(abs(sample.rate), abs(sample.rate) * sample.gradient_rms)
+    if sample.parameter.dtype in LOW:
         return True
-    return min(abs(sample.rate), abs(sample.rate) * _rms(sample.gradient)) < _spacing(sample) or update < _spacing(
-        sample
-    )
+    return min(abs(sample.rate), abs(sample.rate) * sample.gradient_rms) < _spacing(sample) or update < _spacing(sample)
 
 
 def _spacing(sample: _Sample) -> float:

@@ -25,7 +25,7 @@ class Outside(Part):
     def __init__(self, probe: Any) -> None:
         super().__init__(probe)
         self._named: dict[int, dict[str, Tensor]] = {}
-        self._versions: dict[int, list[tuple[int, int]]] = {}
+        self._versions: dict[int, list[int]] = {}
         self._values: dict[int, list[Tensor]] = {}
         self._times: dict[int, int] = {}
         self._told = 0
@@ -55,7 +55,7 @@ class Outside(Part):
             named = named_parameters(step.optimizer, self.probe.models)
             self._named[step.index] = dict(list(named.items())[:PARAMETERS_MAX])
         tensors = self._named[step.index].values()
-        self._versions[step.index] = [(tensor._version, tensor.data_ptr()) for tensor in tensors]
+        self._versions[step.index] = [tensor._version for tensor in tensors]
         self._values.pop(step.index, None)
         if step.due:
             self._values[step.index] = [_few(tensor).clone() for tensor in tensors]
@@ -66,11 +66,7 @@ class Outside(Part):
         named = self._named.get(step.index)
         if before is None or named is None:
             return
-        written = [
-            name
-            for (name, tensor), seen in zip(named.items(), before, strict=True)
-            if (tensor._version, tensor.data_ptr()) != seen
-        ]
+        written = [name for (name, tensor), seen in zip(named.items(), before, strict=True) if tensor._version != seen]
         values = self._values.pop(step.index, None)
         if values is not None and not written:
             pairs = zip(named.items(), values, strict=True)

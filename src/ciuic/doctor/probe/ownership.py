@@ -45,6 +45,7 @@ class Ownership(Part):
         self._open: list[int] = []
         self._values: dict[str, Tensor] = {}
         self._moved: set[str] = set()
+        self._gradients: dict[str, tuple[int, Tensor]] = {}
 
     def optimizer_found(self, optimizer: Optimizer, index: int) -> None:
         """Watch the module calls of the steps that are sampled, from the next on."""
@@ -122,10 +123,20 @@ class Ownership(Part):
 
     def _that_stay(self, unowned: dict[str, Tensor]) -> dict[str, Tensor]:
         """Without those that somebody else moves: a master copy that is written back."""
+        unowned = {name: p for name, p in unowned.items() if self._is_fresh(name, p.grad)}
         few = {name: _few(parameter) for name, parameter in unowned.items() if has_memory(parameter)}
         last, self._values = self._values, {name: value.clone() for name, value in few.items()}
         self._moved.update(name for name, value in few.items() if name in last and not torch.equal(last[name], value))
         return {name: parameter for name, parameter in unowned.items() if name not in self._moved}
+
+    def _is_fresh(self, name: str, gradient: Tensor | None) -> bool:
+        """Not the same as at the last look: what was trained before, by something else, keeps its gradients."""
+        if gradient is None or gradient.layout is not torch.strided:
+            return False
+        few = _few(gradient)
+        version, values = self._gradients.get(name, (-1, few))
+        self._gradients[name] = gradient._version, few.clone()
+        return version != gradient._version or not torch.equal(values, few)
 
     def _not_in(self, optimizers: list[Optimizer]) -> dict[str, Tensor]:
         owned = {id(parameter) for optimizer in optimizers for parameter in own_parameters(optimizer)}

@@ -88,6 +88,8 @@ class Call:
     """SUM, AVG ... where there is one."""
     group: str = ""
     """The group's name, the same on all of its ranks."""
+    backend: str = ""
+    """gloo, nccl ..."""
 
 
 class Part:

@@ -146,14 +146,14 @@ class Probe:
         self.models.append(model)
         self.emit("model_found", model)
 
-    def index_of(self, optimizer: Optimizer) -> int:
+    def index_of(self, optimizer: Optimizer, *, trained: bool = True) -> int:
         """Of an optimizer; a new one is looked at first."""
         for index, known in enumerate(self.optimizers):
             if known is optimizer:
                 return index
         index = len(self.optimizers)
         self.optimizers.append(optimizer)
-        for model in find_models(optimizer, self.models):
+        for model in find_models(optimizer, self.models, trained=trained):
             self.found(model)
         self.emit("optimizer_found", optimizer, index)
         return index
@@ -166,7 +166,7 @@ class Probe:
 
     def attempt(self, optimizer: Optimizer, *, closure: bool, scaler: Any = None) -> Step:
         """An optimizer is about to step, or a scaler is about to decide whether it does."""
-        index = self.index_of(optimizer)
+        index = self.index_of(optimizer, trained=not closure)
         known = self._open.get(index)
         if known is not None:  # the scaler has opened it
             known.closure = known.closure or closure

@@ -7,7 +7,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-STEP_KEYS = ("step", "steps", "global_step", "iteration", "iter", "it", "num_steps", "iter_num", "optimizer_step", "current_step")
+STEP_KEYS = (
+    "step",
+    "steps",
+    "global_step",
+    "iteration",
+    "iter",
+    "it",
+    "num_steps",
+    "iter_num",
+    "optimizer_step",
+    "current_step",
+)
 EPOCH_KEYS = ("epoch", "epochs", "current_epoch", "epoch_num", "start_epoch")
 STATES_MAX = 8
 

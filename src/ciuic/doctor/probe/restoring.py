@@ -163,9 +163,13 @@ class Restoring(Part):
         for file in self._files:
             now = max((int(getattr(each, "last_epoch", 0)) for each in self._schedulers), default=-1)
             if file.last_epochs and not self._loaded_schedulers and 0 <= now < max(file.last_epochs) - 1:
-                self._tell("scheduler", file.name, 0.95, "in the file and not loaded", saved=max(file.last_epochs), now=now)
+                self._tell(
+                    "scheduler", file.name, 0.95, "in the file and not loaded", saved=max(file.last_epochs), now=now
+                )
             if file.scales and not self._loaded_scalers and self._scale and self._scale not in file.scales:
-                self._tell("scaler", file.name, 0.95, "in the file and not loaded", saved=file.scales[0], now=self._scale)
+                self._tell(
+                    "scaler", file.name, 0.95, "in the file and not loaded", saved=file.scales[0], now=self._scale
+                )
 
     def _tell(self, what: str, file: str, sure: float, why: str, **numbers: float) -> None:
         self.probe.note(NOT_RESTORED, what=what, file=file, sure=sure, why=why, **numbers)
@@ -187,7 +191,11 @@ class Restoring(Part):
     def _copies(self, optimizer: Optimizer) -> None:
         """An optimizer that has copies of the weights: are they the same?"""
         owned = {id(parameter) for model in self.probe.models for _, parameter in model.parameters()}
-        self._copied = {file.name for file in self._files if any(tensor_key(p) in file.tensors for p in own_parameters(optimizer)[:8])}
+        self._copied = {
+            file.name
+            for file in self._files
+            if any(tensor_key(p) in file.tensors for p in own_parameters(optimizer)[:8])
+        }
         own = own_parameters(optimizer)
         if any(id(parameter) in owned for parameter in own):
             return
@@ -199,8 +207,6 @@ class Restoring(Part):
             if len(apart) >= MOST * len(own):
                 file = next(iter(self._copied), "")
                 self.probe.note(NOT_ACTIVE, names=apart[:8], count=len(apart), total=len(own), how="copy", file=file)
-
-
 
 
 def _alike(saved: list[tuple[int, tuple[Any, ...]]], here: list[tuple[int, tuple[Any, ...]]]) -> bool:

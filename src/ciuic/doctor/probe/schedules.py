@@ -88,7 +88,6 @@ class Schedules(Part):
                 known.in_a_row += 1
         if not attempts and (self._forwards or self._passes):
             known.early += 1
-            known.between += known.early > 1
         if not known.steps:
             known.is_prepared = _is_called_by("accelerate.scheduler")
         known.steps += 1

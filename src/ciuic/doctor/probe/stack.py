@@ -1,7 +1,6 @@
 """What the training thread is doing, seen from another thread."""
 
 import contextlib
-import os
 import sys
 import time
 from pathlib import Path
@@ -73,28 +72,6 @@ class Processor:
         self._thread, self._last = thread, now
         wall_s = now[0] - last[0]
         return min(1.0, max(0.0, (now[1] - last[1]) / wall_s)) if known and wall_s > 0 else None
-
-
-class Queue:
-    """How long this thread could run and got no processor (Linux; elsewhere always 0)."""
-
-    def __init__(self) -> None:
-        self._file, self._process, self._thread = -1, 0, 0
-
-    def waited_s(self, thread: int) -> float:
-        """Of the calling thread, in all."""
-        if self._process != os.getpid() or self._thread != thread:
-            self._process, self._thread = os.getpid(), thread
-            try:
-                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                self._file = -1
-        if self._file < 0:
-            return 0.0
-        try:
-            return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
-        except (OSError, ValueError, IndexError):
-            return 0.0
 
 
 def all_queued_s() -> float:

@@ -26,7 +26,6 @@ class _Watch:
         """The gradients that are there now hold some that were there when this optimizer stepped; -1: they do not."""
         self.own_steps = self.other_steps = 0
         self.other = -1
-        self.names: list[Tensor] = []
 
 
 class Stale(Part):
@@ -36,16 +35,17 @@ class Stale(Part):
         super().__init__(probe)
         self._watches: dict[int, _Watch] = {}
         self._names = Names(probe)
+        self._chosen: dict[int, list[Tensor]] = {}
 
     def backward_begin(self, roots: tuple[Tensor, ...]) -> None:
         """Were they cleared since the last step?"""
         for index, optimizer in enumerate(self.probe.optimizers):
             watch = self._watches.setdefault(index, _Watch())
             if watch.left_by < 0:
-                if watch.carried_by >= 0 and not _seen(optimizer):
+                if watch.carried_by >= 0 and not _seen(self._watched(index, optimizer)):
                     watch.carried_by = -1
                 continue
-            now = _seen(optimizer)
+            now = _seen(self._watched(index, optimizer))
             same = [key for key, value in watch.left.items() if now.get(key) == value]
             watch.carried_by = watch.left_by if same else -1
             watch.left_by = -1
@@ -56,7 +56,7 @@ class Stale(Part):
         for index, optimizer in enumerate(self.probe.optimizers):
             watch = self._watches.setdefault(index, _Watch())
             if watch.carried_by >= 0 and watch.left:
-                now = _seen(optimizer)
+                now = _seen(self._watched(index, optimizer))
                 if all(now.get(key) == value for key, value in watch.left.items()):
                     watch.left_by, watch.carried_by = watch.carried_by, -1  # not touched: still only left
                 else:
@@ -64,6 +64,8 @@ class Stale(Part):
 
     def before_step(self, step: Step) -> None:
         """The optimizer uses them now."""
+        if step.due:
+            self._chosen.pop(step.index, None)
         if not step.closure:
             self._use(step)
 
@@ -76,7 +78,9 @@ class Stale(Part):
                 watch.other_steps, watch.other = watch.other_steps + 1, watch.carried_by
             if step.due:
                 names = names_of(self.probe.models)
-                self._names.tell(step, STALE_NAMES, [names.get(id(p), "") for p in _watched(step.optimizer)])
+                self._names.tell(
+                    step, STALE_NAMES, [names.get(id(p), "") for p in self._watched(step.index, step.optimizer)]
+                )
         if step.due and (watch.own_steps or watch.other_steps):
             step.facts[STALE] = [watch.own_steps, watch.other_steps, watch.other]
             watch.own_steps = watch.other_steps = 0
@@ -87,19 +91,27 @@ class Stale(Part):
             self._use(step)
         for index, optimizer in enumerate(self.probe.optimizers):
             watch = self._watches.setdefault(index, _Watch())
-            seen = _seen(optimizer)
+            seen = _seen(self._watched(index, optimizer))
             if index == step.index:
                 watch.carried_by = -1
                 watch.left, watch.left_by = seen, (index if seen else -1)
             elif seen and watch.left_by != index:
                 watch.left, watch.left_by = seen, step.index
 
+    def _watched(self, index: int, optimizer: Optimizer) -> list[Tensor]:
+        """Looked up anew at sampled steps only."""
+        known = self._chosen.get(index)
+        if known is None:
+            own = own_parameters(optimizer)
+            known = self._chosen[index] = own[:: max(1, len(own) // WATCHED)][:WATCHED]
+        return known
 
-def _watched(optimizer: Optimizer) -> list[Tensor]:
-    own = own_parameters(optimizer)
-    return own[:: max(1, len(own) // WATCHED)][:WATCHED]
 
-
-def _seen(optimizer: Optimizer) -> Seen:
+def _seen(watched: list[Tensor]) -> Seen:
     """Which gradient tensors there are, and how often each was written to."""
-    return {id(p): (id(p.grad), p.grad._version) for p in _watched(optimizer) if p.grad is not None}
+    found = {}
+    for parameter in watched:
+        gradient = parameter.grad
+        if gradient is not None:
+            found[id(parameter)] = id(gradient), gradient._version
+    return found

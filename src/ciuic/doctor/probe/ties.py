@@ -60,7 +60,7 @@ def _by_config(model: nn.Module) -> Broken | None:
     ends = [getattr(model, name, None) for name in ("get_input_embeddings", "get_output_embeddings")]
     if not all(callable(end) for end in ends):
         return None
-    one, other = (end() for end in ends)  # ty: ignore[call-non-callable]
+    one, other = (end() for end in ends)  # ty: ignore[not-callable]
     if type(one) is not nn.Embedding or type(other) is not nn.Linear or one.weight is other.weight:
         return None
     if one.weight.shape != other.weight.shape or not (one.weight.requires_grad and other.weight.requires_grad):

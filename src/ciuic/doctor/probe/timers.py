@@ -4,9 +4,11 @@ import statistics
 from collections import deque
 from typing import Any
 
-from ciuic.doctor.facts_waiting import QUEUED, STEP_USUAL, TIMES, WAITS_LEAST, WINDOW
+import torch
+
+from ciuic.doctor.facts_waiting import QUEUED, STEP_USUAL, TIMES, WINDOW
 from ciuic.doctor.probe.part import Model, Part, Step
-from ciuic.doctor.probe.stack import Queue, all_queued_s
+from ciuic.doctor.probe.stack import all_queued_s
 from ciuic.doctor.record import Facts
 
 STEPS_FIRST = 3
@@ -16,9 +18,16 @@ WINDOW_MIN = 4
 MEASURED_MAX = 12
 """Steps of a window that are measured; the steps after them, up to the next record, cost only the clock."""
 USUAL_OVER = 32
-WAITS_LONG_US = 15_000
+WAITS_LONG_US = 10_000
 """From there on it is worth to know whether the process got its processors."""
-PHASES = {"data": "data", "forward": "forward", "backward": "backward", "step": "update", "save": "save", "collective": "waits"}
+PHASES = {
+    "data": "data",
+    "forward": "forward",
+    "backward": "backward",
+    "step": "update",
+    "save": "save",
+    "collective": "waits",
+}
 """Of the probe, and the name in TIMES; all others are `other`."""
 
 
@@ -32,45 +41,52 @@ class Timers(Part):
         self._last: dict[str, float] | None = None
         """Times of the last step; DDP tells how long it waited only in the next forward pass."""
         self._before: dict[str, float] = {}
-        self._queue = Queue()
-        self._queued_s = 0.0
         self._count = 0
-        self._unread: int | None = None
-        """Step of the backward pass whose wait has not been read."""
+        self._synced: set[int] = set()
+        """Models whose next backward pass reduces."""
+        self._unread: dict[int, int] = {}
+        """By model: step of the backward pass whose wait has not been read; DDP tells it in its next such forward pass."""
         self._reductions_s = 0.0
         self._read_ns: dict[int, int] = {}
         self._all_queued: tuple[int, float] | None = None
         self._usual_s = 0.0
 
     def model_found(self, model: Model) -> None:
-        """DDP measures its first ten passes, then each hundredth: too few. On a GPU it would have to wait more often."""
+        """DDP measures its first ten passes, then each hundredth: too few. On a GPU it would have to wait for that."""
         rate = getattr(model.wrapper, "_set_ddp_runtime_logging_sample_rate", None)
         if rate is not None and all(parameter.device.type == "cpu" for _, parameter in model.parameters()):
             rate(1)
 
+    def wrapper_begin(self, model: Model) -> None:
+        if torch.is_grad_enabled() and getattr(model.wrapper, "require_backward_grad_sync", True):
+            self._synced.add(model.index)
+
     def backward_end(self, roots: Any) -> None:
-        self._unread = self._count
+        self._unread.update(dict.fromkeys(self._synced, self._count))
+        self._synced.clear()
 
     def forward_begin(self, model: Model, inputs: Any, keywords: Any) -> None:
-        if self._unread is None or model.wrapper is None or len(self._window) >= MEASURED_MAX:
+        if model.index not in self._unread or len(self._window) >= MEASURED_MAX:
             return
         waited_s = self._waited_s(model)
-        if self._unread == self._count:
+        if waited_s is None:
+            return
+        number = self._unread.pop(model.index)
+        if number == self._count:
             self._reductions_s += waited_s
-        elif self._last is not None:
+        elif number == self._count - 1 and self._last is not None:
             _move(self._last, waited_s)
-        self._unread = None
 
-    def _waited_s(self, model: Model) -> float:
-        """From the last gradient to the end of the reductions, in DDP's last backward pass."""
+    def _waited_s(self, model: Model) -> float | None:
+        """From the last gradient to the end of the reductions, in DDP's last backward pass; None: not yet known."""
         data = getattr(getattr(model.wrapper, "logger", None), "_get_ddp_logging_data", None)
         if data is None:
-            return 0.0
+            return None
         times = data().ints_map
         ready, done = times.get("backward_compute_time_end", 0), times.get("backward_comm_time_end", 0)
         is_new = self._read_ns.get(model.index) != ready
         self._read_ns[model.index] = ready
-        return (done - ready) / 1e9 if is_new and done > ready > 0 else 0.0
+        return (done - ready) / 1e9 if is_new and done > ready > 0 else None
 
     def after_step(self, step: Step) -> None:
         if step.index:
@@ -78,15 +94,16 @@ class Timers(Part):
         self._count += 1
         if self._last is not None and len(self._window) < MEASURED_MAX:
             self._window.append(self._last)
-        spent, queued_s = dict(self.probe.spent_s), self._queue.waited_s(self.probe.thread)
+        spent = dict(self.probe.spent_s)
         times = dict.fromkeys(TIMES, 0.0)
         for phase, total_s in spent.items():
             took_s = total_s - self._before.get(phase, 0.0)
-            times[PHASES.get(phase, "other")] += took_s
+            name = PHASES.get(phase, "other")
+            times[name] += took_s
             times["step"] += took_s
-        times["queued"] = queued_s - self._queued_s
+            times["work"] += took_s if name not in ("waits", "save") else 0.0
         _move(times, self._reductions_s)
-        self._before, self._queued_s, self._reductions_s = spent, queued_s, 0.0
+        self._before, self._reductions_s = spent, 0.0
         self._last = times if step.number > STEPS_FIRST else None
         if self._last is not None:
             self._steps.append(times["step"])
@@ -100,9 +117,10 @@ class Timers(Part):
             self._all_queued = step.number, all_queued_s()
         if len(self._window) < WINDOW_MIN:
             return
-        found = step.facts[WINDOW] = summary(list(self._window))
+        quartile, least = summary(list(self._window))
+        step.facts[WINDOW] = [len(self._window), *quartile, *least]
         self._window.clear()
-        if found[-1] > WAITS_LONG_US:
+        if quartile[TIMES.index("waits")] > WAITS_LONG_US:
             number, before_s = self._all_queued
             now_s = all_queued_s()
             step.facts[QUEUED] = round(1e6 * max(0.0, now_s - before_s) / max(1, step.number - number))
@@ -116,12 +134,12 @@ def _move(times: dict[str, float], waited_s: float) -> None:
     """The wait for reductions happens inside the backward pass and is no part of its work."""
     moved_s = min(waited_s, times["backward"])
     times["backward"] -= moved_s
+    times["work"] -= moved_s
     times["waits"] += moved_s
 
 
-def summary(window: list[dict[str, float]]) -> list[int]:
-    """[steps, microseconds of each of TIMES]: the lower quartile over the steps, and of the waits also the least."""
+def summary(window: list[dict[str, float]]) -> tuple[list[int], list[int]]:
+    """Microseconds of each of TIMES: the lower quartile over the steps, and the least."""
+    ordered = [sorted(times[name] for times in window) for name in TIMES]
     low = (len(window) - 1) // 4
-    ordered = {name: sorted(times[name] for times in window) for name in TIMES}
-    found = {name: values[low] for name, values in ordered.items()} | {WAITS_LEAST: ordered["waits"][0]}
-    return [len(window), *(round(1e6 * seconds) for seconds in found.values())]
+    return [round(1e6 * values[low]) for values in ordered], [round(1e6 * values[0]) for values in ordered]

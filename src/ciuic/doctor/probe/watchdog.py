@@ -1,7 +1,9 @@
-"""What a rank does and waits for: into each beat, and the last calls as an answer. Nothing here waits or touches a tensor."""
+"""What a rank does and waits for: into each beat, and the last calls as an answer. No tensor is touched."""
 
+import importlib
 import json
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -45,6 +47,14 @@ CPU_IDLE = 0.3
 WITHOUT_GRADIENTS = "without gradients"
 
 
+def _recorder() -> Callable[[bool, bool], bytes] | None:
+    """torch's Flight Recorder, where this torch has it: a private function."""
+    try:
+        return importlib.import_module("torch._C._distributed_c10d")._dump_fr_trace_json
+    except (ImportError, AttributeError):
+        return None
+
+
 class Watchdog(Part):
     """Order of calls, stack, processor time."""
 
@@ -58,7 +68,8 @@ class Watchdog(Part):
         self._uneven = False
         self._processor = stack.Processor()
         self._late = dist.is_available() and dist.is_initialized()
-        self._recorder = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None) if dist.is_available() else None
+        self._recorder = _recorder()
+        )
 
     # ---- the order of calls ----------------------------------------------------------------------------------------
 
@@ -69,7 +80,13 @@ class Watchdog(Part):
         now = self._open
         if call is not None and (now is None or now.site != call.site):
             self._open = Made(
-                group=call.group, number=call.number, name=call.name, detail="", site=call.site, step=self.probe.step, ranks=call.ranks
+                group=call.group,
+                number=call.number,
+                name=call.name,
+                detail="",
+                site=call.site,
+                step=self.probe.step,
+                ranks=call.ranks,
             )
 
     def wrapper_begin(self, model: Model) -> None:

@@ -1,4 +1,4 @@
-"""Class H, what is read: the same order in each epoch, the same data on several ranks, data after a checkpoint, workers."""
+"""Class H, what is read: order of epochs, the same data on several ranks, data after a checkpoint, workers."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,9 @@ SHARE, SHARE_MODEL = 0.9, 0.3
 """Of the batches that were compared; a model may be called more than once for each batch."""
 TOLERANCE, TOLERANCE_SHARE = 2, 0.1
 """Batches by which a resumed run may be off: a scaler's skipped steps, a loader that reads ahead."""
-_WORKER = re.compile(r"DataLoader worker .*(killed by signal|exited unexpectedly)|unable to open shared memory|bus error", re.I)
+_WORKER = re.compile(
+    r"DataLoader worker .*(killed by signal|exited unexpectedly)|unable to open shared memory|bus error", re.IGNORECASE
+)
 _SIGNAL = re.compile(r"killed by signal: ([\w ]+)")
 Numbers = dict[int, dict[int, bytes]]
 
@@ -125,7 +127,9 @@ class Batches(Rule):
         if len(same) < 2:
             return
         numbers = loader or models[0]
-        constant = len({digest for by_rank in numbers.values() for rank, digest in by_rank.items() if rank in same}) == 1
+        constant = (
+            len({digest for by_rank in numbers.values() for rank, digest in by_rank.items() if rank in same}) == 1
+        )
         self._is_told = True
         yield _same_finding(round_, tuple(sorted(same)), len(numbers), len(ranks), constant=constant)
 
@@ -134,7 +138,7 @@ class Batches(Rule):
         known = self._numbers.get(source, {})
         return {n: {r: by[r] for r in ranks} for n, by in known.items() if ranks <= set(by)}
 
-    # ---- orders, checkpoints, memory -----------------------------------------------------------------------------------
+    # ---- orders, checkpoints, memory --------------------------------------------------------------------------------
 
     def _judge(self, case: Case, now_s: float, *, force: bool) -> Iterator[Finding]:
         for together in self._notices.ready(case, now_s, force=force):
@@ -191,16 +195,23 @@ def _same_order(case: Case, together: Together) -> Finding:
     facts = together.any
     ranks = together.ranks(case)
     if facts.get("how") == "epoch":
-        cause = f"an epoch began in the order of the one before: the epoch of {facts['sampler']} is still {facts['epoch']}"
+        cause = (
+            f"an epoch began in the order of the one before: the epoch of {facts['sampler']} is still {facts['epoch']}"
+        )
     else:
-        cause = "an epoch began with the batches of the one before although the sampler shuffles: its random numbers start again"
+        cause = (
+            "an epoch began with the batches of the one before although the sampler shuffles: "
+            "its random numbers start again"
+        )
     return Finding(
         code="CIUIC-H1",
         cause=f"{cause} ({ranks_text(ranks)}, {facts['batches']} batches each)",
         step=together.step + 1,
         ranks=ranks,
         evidence={"batches_per_epoch": int(facts["batches"]), "epoch": int(facts["epoch"])},
-        fix="" if facts.get("how") == "epoch" else "make the generator once, before the first epoch, and do not seed it again",
+        fix=""
+        if facts.get("how") == "epoch"
+        else "make the generator once, before the first epoch, and do not seed it again",
         confidence=0.95 if facts.get("how") == "epoch" else 0.85,
     )
 
@@ -210,7 +221,8 @@ def _memory(case: Case, together: Together) -> Finding:
     mib = 1 << 20
     return Finding(
         code="CIUIC-H5",
-        cause=f"batches of {facts['workers']} data workers may need {facts['wanted'] / mib:.0f} MiB of shared memory and "
+        cause=f"batches of {facts['workers']} data workers may need {facts['wanted'] / mib:.0f} MiB of shared memory "
+        f"and "
         f"{facts['free'] / mib:.0f} MiB are free ({ranks_text(together.ranks(case))})",
         step=max(1, together.step),
         ranks=together.ranks(case),
@@ -230,10 +242,13 @@ def _resumed(together: Together, per_step: int) -> Finding | None:
     offset = epoch * length + position - expected
     if abs(offset) <= max(TOLERANCE, per_step, TOLERANCE_SHARE * length):
         return None
+    # another epoch may be right when the number of ranks, and so the length of an epoch, was another one
+    is_plain = epoch in (0, expected // length)
     what = f"reads {-offset} batches again" if offset < 0 else f"leaves {offset} batches out"
     where = f"epoch {epoch}, batch {position + 1}"
     cause = (
-        f"the resumed run {what}: the checkpoint has {facts['steps']} steps of {per_step} batches, epochs have {length}, "
+        f"the resumed run {what}: the checkpoint has {facts['steps']} steps of {per_step} batches, epochs have "
+        f"{length}, "
         f"so the next is batch {expected % length + 1} of epoch {expected // length}; it began with {where}"
     )
     return Finding(
@@ -241,5 +256,6 @@ def _resumed(together: Together, per_step: int) -> Finding | None:
         cause=cause,
         step=1,
         evidence={"steps_saved": int(facts["steps"]), "batches_per_epoch": length, "batches_off": offset},
-        confidence=0.8,
+        confidence=0.8 if is_plain else 0.4,
+        severity=None if is_plain else Severity.NOTE,
     )

@@ -1,6 +1,7 @@
-"""Ranks that call different collectives, or the same one with different tensors: found before anybody waits for long."""
+"""Ranks that call different collectives, or the same one with different tensors: found before anybody waits long."""
 
 import socket
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ MARKS_HELD = 256
 NOTICES_HELD = 1024
 ASKED_MAX = 4
 """Of one group: a rank that was too busy to answer is asked again."""
+DYING_S = 5.0
 SURE, LESS_SURE = 0.95, 0.8
 
 
@@ -44,6 +46,8 @@ class CallOrder(Rule):
         self._new: dict[tuple[str, int], dict[int, Facts]] = {}
         self._not_compared: set[int] = set()
         """Ranks whose numbers cannot be compared."""
+        self._dying: dict[int, float] = {}
+        """Ranks of this machine whose connection broke, and when: their processes may not have ended yet."""
         self._found: dict[str, dict[int, Facts]] = {}
         """By group and rank: calls that dead ranks left behind."""
 
@@ -53,6 +57,7 @@ class CallOrder(Rule):
         for known in self._new.values():
             known.pop(hello.rank, None)
         self._not_compared.discard(hello.rank)
+        self._dying.pop(hello.rank, None)
         for found in self._found.values():
             found.pop(hello.rank, None)
         return ()
@@ -64,19 +69,30 @@ class CallOrder(Rule):
         bye = case.byes.get(rank)
         if bye is not None:
             yield from self._compare(case, rank, bye.facts)
-        elif rank in case.hellos:
-            self._left_behind(case.hellos[rank])
+        elif rank in case.hellos and case.hellos[rank].host == socket.gethostname():
+            self._dying[rank] = time.monotonic()
+        yield from self._after_death(case)
+
+    def tick(self, case: Case, now_s: float) -> Iterable[Finding]:
+        if self._dying:
+            yield from self._after_death(case)
+        self._dying = {rank: at_s for rank, at_s in self._dying.items() if now_s - at_s < DYING_S}
+
+    def end(self, case: Case) -> Iterable[Finding]:
         yield from self._after_death(case)
 
     def _left_behind(self, hello: Hello) -> None:
-        """The last calls of a rank that had no last words."""
-        if hello.host != socket.gethostname() or process_lives(hello.pid):
+        """The last calls of a rank that had no last words, when its process has ended."""
+        if process_lives(hello.pid):
             return
+        del self._dying[hello.rank]
         for group, *row in read_and_remove(hello.pid):
             self._found.setdefault(group, {}).setdefault(hello.rank, {"calls": [], "recorder": []})["calls"].append(row)
 
     def _after_death(self, case: Case) -> Iterable[Finding]:
         """What a dead rank was about to do, against the last words of others and what they left behind."""
+        for rank in list(self._dying):
+            self._left_behind(case.hellos[rank])
         for name, found in self._found.items():
             group = self._groups.setdefault(name, _Group())
             if group.done or self._not_compared & found.keys():

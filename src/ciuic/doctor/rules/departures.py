@@ -21,7 +21,8 @@ WAITED_S = 1.0
 """A rank that waits at least so long for one that has left waits for it."""
 IN_A_CALL = ("collective", "backward")
 _CONNECTION = re.compile(
-    r"connection (closed|reset|refused)|timed? ?out|broken pipe|gloo|nccl|Dist(Backend|Network|Store)Error|socket|process group",
+    r"connection (closed|reset|refused)|timed? ?out|broken pipe|gloo|nccl|Dist(Backend|Network|Store)Error|socket|"
+    r"process group",
     re.IGNORECASE,
 )
 
@@ -152,7 +153,8 @@ class Departures(Rule):
         step = max(gone.step, min(steps, default=0))  # its own last word may be half a second old
         return Finding(
             code="CIUIC-J5",
-            cause=f"the process of rank {gone.rank} is gone without a word at step {step + 1}: killed, out of memory or crashed; {others}",
+            cause=f"the process of rank {gone.rank} is gone without a word at step {step + 1}: killed, out of memory "
+            f"or crashed; {others}",
             step=step + 1,
             ranks=(gone.rank,),
             evidence={"steps_done": step},
@@ -169,7 +171,8 @@ class Departures(Rule):
         first.told = True
         yield Finding(
             code="CIUIC-J7",
-            cause=f"rank {first.rank} ended at step {first.step + 1} because a connection to another rank failed, and no rank is known to have left: {first.how}",
+            cause=f"rank {first.rank} ended at step {first.step + 1} because a connection to another rank failed, and no "
+            f"rank is known to have left: {first.how}",
             step=first.step + 1,
             ranks=(),
             evidence={"error": first.how[:200]},

@@ -31,7 +31,12 @@ class Launch(Rule):
         worlds = {rank: each.world for rank, each in sorted(case.hellos.items())}
         if len(set(worlds.values())) > 1 and "world" not in self._told:
             self._told.add("world")
-            yield _differs("number of ranks", worlds, severity=None, fix="start all nodes with the same --nnodes and --nproc-per-node")
+            yield _differs(
+                "number of ranks",
+                worlds,
+                severity=None,
+                fix="start all nodes with the same --nnodes and --nproc-per-node",
+            )
 
     def beat(self, case: Case, beat: Beat) -> Iterable[Finding]:
         """Compare clocks: what is on its way longer makes a clock look behind, never ahead; the least counts."""
@@ -46,9 +51,10 @@ class Launch(Rule):
         self._told.add("clock")
         odd = max(offsets, key=lambda rank: abs(offsets[rank] - _middle(offsets)))
         ahead_s = _middle(offsets) - offsets[odd]
+        side = "ahead of" if ahead_s > 0 else "behind"
         yield Finding(
             code="CIUIC-K2",
-            cause=f"the clock of rank {odd} is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the others",
+            cause=f"the clock of rank {odd} is {abs(ahead_s):.0f} s {side} the others",
             step=max(1, beat.step),
             ranks=(odd,),
             evidence={f"offset_s_rank_{rank}": round(-value, 3) for rank, value in list(offsets.items())[:8]},
@@ -108,7 +114,9 @@ def _versions(together: Together) -> Iterator[Finding]:
     for name in ("torch", "python"):
         values = {rank: str(facts["versions"].get(name, "")) for rank, facts in sorted(together.facts.items())}
         if len(set(values.values())) > 1:
-            yield _differs(f"version of {name}", values, severity=Severity.WARNING, fix=f"install the same {name} on all nodes")
+            yield _differs(
+                f"version of {name}", values, severity=Severity.WARNING, fix=f"install the same {name} on all nodes"
+            )
             return
 
 
@@ -138,8 +146,8 @@ def _layouts(together: Together) -> Finding:
     where = f", first in {different[0]}" if different else " in names, shapes or types"
     return Finding(
         code="CIUIC-K3",
-        cause=f"{ranks_text(odd)} builds another model: {theirs['tensors']} trainable tensors with {theirs['elements']} elements, "
-        f"the others {usual['tensors']} with {usual['elements']}{where}",
+        cause=f"{ranks_text(odd)} builds another model: {theirs['tensors']} trainable tensors with "
+        f"{theirs['elements']} elements, the others {usual['tensors']} with {usual['elements']}{where}",
         step=1,
         ranks=odd,
         modules=tuple(different[:4]),

@@ -12,7 +12,12 @@ from ciuic.doctor.rules.gathered import Gathered, Together, ranks_text
 
 CONSEQUENCES = ("CIUIC-J1", "CIUIC-J2", "CIUIC-J3", "CIUIC-J7")
 ROUNDS_APART = 2
-SETTINGS = {"shuffle": "shuffling", "seed": "seed of the sampler", "drop_last": "drop_last", "samples": "number of samples"}
+SETTINGS = {
+    "shuffle": "shuffling",
+    "seed": "seed of the sampler",
+    "drop_last": "drop_last",
+    "samples": "number of samples",
+}
 
 
 class Loaders(Rule):
@@ -52,8 +57,8 @@ class Loaders(Rule):
             odd = odd_ones(epochs)
             yield Finding(
                 code="CIUIC-H8",
-                cause=f"the sampler of {ranks_text(odd)} is at epoch {epochs[odd[0]]} where the others are at another one: "
-                f"orders differ, shares overlap",
+                cause=f"the sampler of {ranks_text(odd)} is at epoch {epochs[odd[0]]} where the others are at another "
+                f"one: orders differ, shares overlap",
                 step=1,
                 ranks=odd,
                 evidence={f"epoch_rank_{rank}": epoch for rank, epoch in list(epochs.items())[:8]},
@@ -138,7 +143,8 @@ def _shares(together: Together, *, whole: bool) -> Iterator[Finding]:
     if any(f.get("sharded") for f in facts.values()) and count > 1:
         yield Finding(
             code="CIUIC-H3",
-            cause=f"the stream is one rank's share already, and is shared out to {count} once more: 1 sample of {count} is read",
+            cause=f"the stream is one rank's share already, and is shared out to {count} once more: "
+            f"1 sample of {count} is read",
             step=1,
             evidence=evidence,
             confidence=0.9,
@@ -165,7 +171,9 @@ def _shares(together: Together, *, whole: bool) -> Iterator[Finding]:
         yield from _other_data(facts, count, evidence)
 
 
-def _other_data(facts: dict[int, dict[str, Any]], count: int, evidence: dict[str, float | int | str]) -> Iterator[Finding]:
+def _other_data(
+    facts: dict[int, dict[str, Any]], count: int, evidence: dict[str, float | int | str]
+) -> Iterator[Finding]:
     """The data sets themselves are different ones, and the sampler reads only its share of each."""
     held = {rank: f.get("contents") or {} for rank, f in facts.items()}
     names = set.intersection(*(set(each) for each in held.values()))
@@ -174,8 +182,8 @@ def _other_data(facts: dict[int, dict[str, Any]], count: int, evidence: dict[str
     drawn = all(each[name][1] for each in held.values() for name in names)
     yield Finding(
         code="CIUIC-H3",
-        cause=f"the data set is another one on each rank ({', '.join(sorted(names))} differ), and the sampler reads 1 sample "
-        f"of {count} of it: the others are never read",
+        cause=f"the data set is another one on each rank ({', '.join(sorted(names))} differ), and the sampler reads "
+        f"1 sample of {count} of it: the others are never read",
         step=1,
         evidence=evidence,
         confidence=0.6 if drawn else 0.92,
@@ -196,7 +204,8 @@ def _settings(together: Together) -> Iterator[Finding]:
         told = ", ".join(f"{value} on rank {rank}" for rank, value in sorted(values.items())[:4])
         yield Finding(
             code="CIUIC-H8",
-            cause=f"{ranks_text(odd)} has another {words} than the others ({told}): shares overlap, and samples are left out",
+            cause=f"{ranks_text(odd)} has another {words} than the others ({told}): "
+            f"shares overlap, and samples are left out",
             step=1,
             ranks=odd,
             evidence={f"{name}_rank_{rank}": str(value) for rank, value in sorted(values.items())[:8]},

@@ -219,7 +219,7 @@ class Numbers(Rule):
             )
             cause = (
                 f"the {what} of {_ranks(guilty)} is not finite again and again: all ranks skip, {times} steps {how}, "
-                f"the loss scale is {scale:.3g}"
+                f"the loss scale is {scale:g}"
             )
         return Finding(
             code="CIUIC-F3",

@@ -35,19 +35,20 @@ class Ownership(Rule):
             return
         loose = tuple(rank for rank, value in values.items() if value[LOOSE])
         twice = tuple(rank for rank, value in values.items() if value[TWICE])
-        if twice and self._count(round, "twice") >= ROUNDS:
+        if self._count(round, "twice", bool(twice)) >= ROUNDS:
             number = max(values[rank][TWICE] for rank in twice)
             cause = (
                 f"{number} parameters are twice in the groups of optimizer {round.optimizer}: each of its steps "
                 "moves them twice"
             )
             yield Finding(code="CIUIC-B3", cause=cause, step=1, confidence=0.9)
-        if loose and self._count(round, "loose") >= ROUNDS:
+        if self._count(round, "loose", bool(loose)) >= ROUNDS:
             yield self._loose(round, values, loose, everywhere=len(loose) == len(values))
 
-    def _count(self, round_: Round, what: str) -> int:
+    def _count(self, round_: Round, what: str, holds: bool) -> int:
+        """Sampled steps in a row at which it holds."""
         key = round_.optimizer, what
-        self._seen[key] = self._seen.get(key, 0) + 1
+        self._seen[key] = self._seen.get(key, 0) + 1 if holds else 0
         return self._seen[key]
 
     def _loose(

@@ -31,7 +31,9 @@ class Restored(Rule):
         facts = notice.facts
         if notice.kind == LOADED:
             loads = self._loads.setdefault(notice.rank, [])
-            self._notices.add((LOADED, facts.get("module"), sum(each["module"] == facts["module"] for each in loads)), notice)
+            self._notices.add(
+                (LOADED, facts.get("module"), sum(each["module"] == facts["module"] for each in loads)), notice
+            )
             loads.append(facts)
         elif notice.kind == NOT_RESTORED:
             self._notices.add((NOT_RESTORED, facts.get("what")), notice)
@@ -68,18 +70,27 @@ class Restored(Rule):
             return
         self._compared = True
         by_rank = {
-            rank: tuple(bytes(each["contents"]) for each in self._loads.get(rank, ()) if each.get("trained")) for rank in case.hellos
+            rank: tuple(bytes(each["contents"]) for each in self._loads.get(rank, ()) if each.get("trained"))
+            for rank in case.hellos
         }
         if len(set(by_rank.values())) < 2:
             return
         with_load = tuple(rank for rank, loads in sorted(by_rank.items()) if loads)
         name = next(each["module"] for each in self._loads[with_load[0]] if each.get("trained"))
         if len(with_load) < len(by_rank):
-            cause = f"a state was loaded into {name} on {ranks_text(with_load)} only, and the ranks began with different parameters"
+            on = ranks_text(with_load)
+            cause = f"a state was loaded into {name} on {on} only, and the ranks began with different parameters"
             ranks = tuple(rank for rank in sorted(by_rank) if rank not in with_load)
         else:
             cause, ranks = f"the ranks loaded different states into {name}, and began with different parameters", ()
-        yield Finding(code="CIUIC-I6", cause=cause, step=1, ranks=ranks, evidence={"ranks_with_load": len(with_load)}, confidence=0.95)
+        yield Finding(
+            code="CIUIC-I6",
+            cause=cause,
+            step=1,
+            ranks=ranks,
+            evidence={"ranks_with_load": len(with_load)},
+            confidence=0.95,
+        )
 
     def _saved(self, case: Case, notice: Notice) -> Iterator[Finding]:
         hello = case.hellos.get(notice.rank)
@@ -105,22 +116,42 @@ def _load(case: Case, together: Together) -> Iterator[Finding]:
     given, used, prefixed = int(facts["given"]), int(facts["used"]), int(facts["prefixed"])
     if not given or used == given:
         return  # all of it was taken, be it an adapter of a few tensors
-    evidence: dict[str, float | int | str] = {"tensors_given": given, "tensors_used": used, "tensors_of_model": int(facts["own"])}
+    evidence: dict[str, float | int | str] = {
+        "tensors_given": given,
+        "tensors_used": used,
+        "tensors_of_model": int(facts["own"]),
+    }
     ranks, prefix = together.ranks(case), str(facts["prefix"])
     more = ""
     if prefixed:
-        more = f": names of the state lack the prefix `{prefix[1:]}`" if prefix[0] == "-" else f": names of the state begin with `{prefix}`"
-    fix = f"strip the prefix: {{name.removeprefix('{prefix}'): tensor for name, tensor in state.items()}}" if prefixed and prefix[0] != "-" else ""
+        more = (
+            f": names of the state lack the prefix `{prefix[1:]}`"
+            if prefix[0] == "-"
+            else f": names of the state begin with `{prefix}`"
+        )
+    fix = (
+        f"strip the prefix: {{name.removeprefix('{prefix}'): tensor for name, tensor in state.items()}}"
+        if prefixed and prefix[0] != "-"
+        else ""
+    )
     what = f"load_state_dict put {used or 'none'} of {given} tensors into {facts['module']}{more}"
     modules = tuple(facts["missing"])
     if used == 0 or (prefixed and used < LITTLE * given):
         yield Finding(
-            code="CIUIC-I2", cause=what, step=1, ranks=ranks, modules=modules, evidence=evidence, fix=fix, confidence=0.95 if facts["trained"] else 0.7
+            code="CIUIC-I2",
+            cause=what,
+            step=1,
+            ranks=ranks,
+            modules=modules,
+            evidence=evidence,
+            fix=fix,
+            confidence=0.95 if facts["trained"] else 0.7,
         )
     elif facts["trained"]:
+        absent = listed(facts["missing"], count=int(facts["missing_count"])) or "none"
         yield Finding(
             code="CIUIC-I5",
-            cause=f"{what}; left out: {listed(facts['unexpected'], count=given - used)}; not in the state: {listed(facts['missing'], count=int(facts['missing_count'])) or 'none'}",
+            cause=f"{what}; left out: {listed(facts['unexpected'], count=given - used)}; not in the state: {absent}",
             step=1,
             ranks=ranks,
             modules=modules,
@@ -139,9 +170,10 @@ def _not_restored(case: Case, together: Together) -> Finding:
     numbers = {name: facts[name] for name in ("saved", "now") if name in facts}
     if facts["what"] == "optimizer":
         why = {
-            "in the file and not loaded": f"{facts['file']} has the optimizer's state, and it was never loaded: its moments start again",
-            "empty in the file": f"{facts['file']} was written after {facts.get('saved', 0)} steps and its state of the optimizer is empty: "
-            f"the moments are lost",
+            "in the file and not loaded": f"{facts['file']} has the optimizer's state, and it was never loaded: "
+            f"its moments start again",
+            "empty in the file": f"{facts['file']} was written after {facts.get('saved', 0)} steps and its state of "
+            f"the optimizer is empty: the moments are lost",
         }.get(facts["why"], f"the optimizer's state was {facts['why']}: its moments start again")
         return Finding(
             code="CIUIC-I1",
@@ -155,7 +187,8 @@ def _not_restored(case: Case, together: Together) -> Finding:
     what = "the scheduler's state" if facts["what"] == "scheduler" else "the loss scale"
     return Finding(
         code="CIUIC-I3",
-        cause=f"{facts['file']} has {what} ({facts['saved']}), and it was never loaded: training went on with {facts['now']} ({ranks_text(ranks)})",
+        cause=f"{facts['file']} has {what} ({facts['saved']}), and it was never loaded: "
+        f"training went on with {facts['now']} ({ranks_text(ranks)})",
         step=1,
         ranks=ranks,
         evidence=numbers,

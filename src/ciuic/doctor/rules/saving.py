@@ -73,11 +73,12 @@ class Saving(Rule):
 
     def _found(self, rank: int, save: _Save, usual_s: float) -> Finding:
         share = self._share()
-        others = f"{save.waiting} other ranks wait" if save.waiting != 1 else "the other rank waits"
+        others = "the other rank waits" if save.waiting == 1 else f"{save.waiting} other ranks wait"
+        others = others if save.waiting else "training stands still"
         steps = f", as long as {save.took_s / usual_s:.0f} steps" if usual_s > 0 else ""
         self._finding = Finding(
             code="CIUIC-L4",
-            cause=f"rank {rank} saves for {save.took_s:.1f} s{steps}, at {save.place}; {others if save.waiting else 'training stands still'}",
+            cause=f"rank {rank} saves for {save.took_s:.1f} s{steps}, at {save.place}; {others}",
             step=save.step + 1,
             ranks=(rank,),
             evidence={"phase": "save", "save_s": round(save.took_s, 1), "share_of_time": round(min(share, 1.0), 3)},

@@ -32,7 +32,7 @@ class Difference:
     """The first call at which ranks differ, after as many calls of the group on each of them."""
 
     number: int
-    calls: dict[int, Row]
+    calls: Mapping[int, Row]
     """By rank, the first ones that do not belong together."""
     odd: tuple[int, ...]
     """Ranks that left their own pattern, or the majority's; empty: nobody is odder than the others."""
@@ -100,7 +100,7 @@ def _is_new(rows: dict[int, Row], number: int, before: int) -> bool:
 
 
 def recorded_difference(recorded: Mapping[int, Sequence[Row]]) -> tuple[int, dict[int, Row]] | None:
-    """The first entry of the Flight Recorder, by its number, that differs between ranks: [number, name, sizes] by rank."""
+    """The first entry of the Flight Recorder that differs: its number, and by rank [number, name, sizes]."""
     by_number = {rank: {row[0]: row for row in rows} for rank, rows in recorded.items() if rows}
     for number in sorted({number for rows in by_number.values() for number in rows}):
         here = {rank: rows[number] for rank, rows in by_number.items() if number in rows}

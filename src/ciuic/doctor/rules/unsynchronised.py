@@ -71,7 +71,8 @@ def _around(view: View, names: list[str], around: list[int]) -> Finding:
     forwards = _forwards(view)
     some = "" if len(around) == len(view.ranks) else f" on rank {listed(map(str, around))}"
     if forwards:
-        how = f"{forwards} forward passes{some} went to the wrapped module itself, none through DistributedDataParallel"
+        passes = f"{forwards} forward pass{'es' if forwards != 1 else ''}"
+        how = f"{passes}{some} went to the wrapped module itself, none through DistributedDataParallel"
     else:
         how = f"gradients came{some} without a forward pass through DistributedDataParallel or its module"
     cause = f"{how}, so nothing was reduced: the gradients of step {view.step} differ between ranks"
