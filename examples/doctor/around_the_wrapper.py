@@ -6,8 +6,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def train() -> None:
     torch.manual_seed(0)
     ddp = DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)))
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
@@ -20,8 +19,9 @@ def main() -> None:
         optimizer.step()
         if step % 8 == 0 and dist.get_rank() == 0:
             print(f"step {step}  loss {loss:.3f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    dist.init_process_group("gloo")
+    train()
+    dist.destroy_process_group()

@@ -12,8 +12,7 @@ def pretrained() -> dict[str, torch.Tensor]:
     return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).state_dict()
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def train() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     ddp = DistributedDataParallel(model)
@@ -29,8 +28,9 @@ def main() -> None:
         optimizer.step()
         if step % 8 == 0 and dist.get_rank() == 0:
             print(f"step {step}  loss {loss:.3f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    dist.init_process_group("gloo")
+    train()
+    dist.destroy_process_group()

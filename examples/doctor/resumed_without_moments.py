@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 CHECKPOINT = Path("checkpoint.pt")
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def train() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -39,8 +38,9 @@ def main() -> None:
     if dist.get_rank() == 0:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save({**state, "scheduler": scheduler.state_dict(), "step": first + 23}, CHECKPOINT)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    dist.init_process_group("gloo")
+    train()
+    dist.destroy_process_group()

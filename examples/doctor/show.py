@@ -1,8 +1,8 @@
 """Runs the scripts of this folder, plain and under the doctor, and shows what torch says and what the doctor says.
 
-    python examples/doctor/show.py                               all of them, on the screen
-    python examples/doctor/show.py reduced_twice                 one of them
-    python examples/doctor/show.py --write docs/explanation/doctor-cases.md    put into the page, where it names them
+python examples/doctor/show.py                               all of them, on the screen
+python examples/doctor/show.py reduced_twice                 one of them
+python examples/doctor/show.py --write docs/explanation/doctor-cases.md    put into the page, where it names them
 """
 
 import os
@@ -16,6 +16,8 @@ HERE = Path(__file__).parent
 TWICE = ("resumed_without_moments",)
 """Scripts that show something at their second start."""
 PLAIN = "torchrun --nproc-per-node 2 {script}"
+FOUND = 7
+"""Exit code of `ciuic doctor run` when the program succeeded and something critical was found."""
 UNDER = "ciuic doctor run -- torchrun --nproc-per-node 2 {script}"
 
 
@@ -26,12 +28,12 @@ def show(name: str) -> str:
     starts = 2 if name in TWICE else 1
     with tempfile.TemporaryDirectory() as plain, tempfile.TemporaryDirectory() as under:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
-        said = [_run(torchrun, plain) for _ in range(starts)][-1]
+        said = [_run(torchrun, plain, codes=(0,)) for _ in range(starts)][-1]
         doctor = [sys.executable, "-m", "ciuic.cli.main", "doctor"]
         for number in range(starts):
             folder = f"{under}/doctor-{number}"
-            _run([*doctor, "run", "--folder", folder, "--", *torchrun], under)
-        found = _run([*doctor, "report", folder], under)
+            _run([*doctor, "run", "--folder", folder, "--", *torchrun], under, codes=(0, FOUND))
+        found = _run([*doctor, "report", folder], under, codes=(0,))
     again = "a second time" if starts == 2 else ""
     return "\n".join(
         (
@@ -56,11 +58,13 @@ def _title(words: str, again: str) -> str:
     return f'"{words}, {again}"' if again else f'"{words}"'
 
 
-def _run(command: list[str], folder: str) -> str:
+def _run(command: list[str], folder: str, *, codes: tuple[int, ...]) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
+    if done.returncode not in codes:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}")
     return done.stdout
 
 

@@ -8,8 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 WORDS, LENGTH, PADDING = 50, 32, -100
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def train() -> None:
     torch.manual_seed(0)
     ddp = DistributedDataParallel(nn.Sequential(nn.Embedding(WORDS, 32), nn.Linear(32, WORDS)))
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
@@ -25,8 +24,9 @@ def main() -> None:
         optimizer.step()
         if step % 8 == 0 and dist.get_rank() == 0:
             print(f"step {step}  loss {loss:.3f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    dist.init_process_group("gloo")
+    train()
+    dist.destroy_process_group()

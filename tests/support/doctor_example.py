@@ -27,7 +27,12 @@ def run_example(name: str, folder: Path, *, starts: int = 1, world: int = 2) -> 
         collector = Collector(Options(folder=folder / "doctor"))
         host, port = collector.start()
         try:
-            _run_ranks(EXAMPLES / name, folder, world, {"CIUIC_DOCTOR": f"{host}:{port}", "CIUIC_DOCTOR_TOKEN": collector.token})
+            _run_ranks(
+                EXAMPLES / name,
+                folder,
+                world,
+                {"CIUIC_DOCTOR": f"{host}:{port}", "CIUIC_DOCTOR_TOKEN": collector.token},
+            )
         finally:
             incidents = collector.close()
     return incidents
@@ -45,7 +50,13 @@ def _run_ranks(script: Path, folder: Path, world: int, doctor: dict[str, str]) -
         for rank in range(world):
             log = (folder / f"rank-{rank}.log").open("w")
             logs.append(log)
-            numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+            numbers = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": world,
+                "LOCAL_WORLD_SIZE": world,
+                "MASTER_PORT": port,
+            }
             environment = {**os.environ, **doctor, **{key: str(number) for key, number in numbers.items()}}
             environment |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
             command = [sys.executable, "-c", RANK, str(script)]

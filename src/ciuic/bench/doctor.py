@@ -1,4 +1,4 @@
-"""The doctor on the fault zoo: what it finds, whether cause, rank and module are right, false alarms, and what it costs."""
+"""The doctor on the fault zoo: what it finds, whether the cause is right, false alarms, what it costs."""
 
 import argparse
 import tempfile
@@ -95,15 +95,15 @@ def tables(result: dict[str, Any]) -> list[Table]:
     """Shares, misses, false alarms, cost."""
     names = ("detected", "cause_top1", "cause_top3", "rank_right", "module_right")
     cost = [name for name in ("overhead", "bytes_per_check", "bitwise_equal") if name in result]
-    numbers = [(name, f"{result[name]:.3f}") for name in names if name in result]
+    numbers: list[tuple[str, ...]] = [(name, f"{result[name]:.3f}") for name in names if name in result]
     numbers += [("false_alarms", f"{result['false_alarms']} of {result['clean']}")]
     numbers += [(name, f"{result[name]}") for name in cost]
-    wrong = [
+    wrong: list[tuple[str, ...]] = [
         (row["program"], row["fault"], ",".join(row["named"]) or "-", ",".join(row["expected"]), _lacks(row))
         for row in result["rows"]
         if _lacks(row)
     ]
-    false = [(row["case"], "; ".join(row["alarms"])) for row in result["clean_rows"] if row["alarms"]]
+    false: list[tuple[str, ...]] = [(row["case"], "; ".join(row["alarms"])) for row in result["clean_rows"] if row["alarms"]]
     return [
         Table(title=f"the doctor on {result['faults']} faults", columns=("what", "value"), rows=numbers),
         Table(title="not right", columns=("program", "fault", "named", "expected", "lacks"), rows=wrong),

@@ -107,7 +107,8 @@ def _bitwise(zoo: Any, folder: Path) -> dict[str, Any]:
     for name, program in zoo.programs.items():
         case = program.variants[0]
         outcomes = [
-            zoo.run_case(name, case, doctor=looks, steps=12, folder=folder / f"{name}-{looks}") for looks in (True, False)
+            zoo.run_case(name, case, doctor=looks, steps=12, folder=folder / f"{name}-{looks}")
+            for looks in (True, False)
         ]
         losses = [[rank.losses for rank in outcome.ranks] for outcome in outcomes]
         compared += 1

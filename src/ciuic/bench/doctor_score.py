@@ -65,7 +65,7 @@ def row_of(fault: Any, program: Any, outcome: Any, *, patience_s: float) -> Row:
 
 
 def _in_time(fault: Any, outcome: Any, causes: list[dict[str, Any]], patience_s: float) -> bool:
-    """A hang must be named before the library's own time-out, counted from the program's start: that is the earliest."""
+    """A hang must be named before the library's own time-out, counted from the program's start."""
     if fault.kind != "hang":
         return True
     return min(cause["found_s"] for cause in causes) - outcome.began_s < patience_s

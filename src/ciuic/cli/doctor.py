@@ -2,13 +2,16 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ciuic.cli.doctor_preflight import preflight
 from ciuic.cli.output import Grid, JsonOption, print_grid, print_json, print_line, print_note
 from ciuic.errors import UsageError
+
+if TYPE_CHECKING:
+    from ciuic.doctor.finding import Incident, Severity
 
 app = typer.Typer(name="doctor", no_args_is_help=True, help="Name the cause when distributed training misbehaves.")
 PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -20,7 +23,9 @@ def run(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The program as you start it: torchrun ...")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Look closely at every step (up to 5 % of its time).")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Look closely at every step (up to 5 % of its time).")
+    ] = False,
     every: Annotated[int, typer.Option(min=1, max=100_000, help="Steps from one close look to the next.")] = 10,
     stop_on: Annotated[
         str, typer.Option(metavar="SEVERITY", help="End the program at a finding of this severity: warning, critical.")
@@ -61,18 +66,22 @@ def run(
 
     def begun(address: str, secret: str) -> None:
         if listen:
-            print_note(f"doctor: on the other machines: CIUIC_DOCTOR_TOKEN={secret} ciuic doctor run --collector {address} -- ...")
+            print_note(
+                f"doctor: on other machines: CIUIC_DOCTOR_TOKEN={secret} ciuic doctor run --collector {address} -- ..."
+            )
 
-    def tell(incident: object) -> None:
+    def tell(incident: "Incident") -> None:
         told.add(id(incident))
-        for line in incident_lines(incident):  # ty: ignore[invalid-argument-type]
+        for line in incident_lines(incident):
             print_note(f"doctor: {line}")
 
     outcome = launch(options, told=tell, begun=begun)
     if collector:
         return outcome.exit_code
     if as_json:
-        print_json({**to_builtins(outcome.incidents, outcome.blind), "exit_code": outcome.exit_code, "folder": str(where)})
+        print_json(
+            {**to_builtins(outcome.incidents, outcome.blind), "exit_code": outcome.exit_code, "folder": str(where)}
+        )
     else:
         print_note("")
         for line in _summary(outcome.ranks, outcome.exit_code):
@@ -136,7 +145,7 @@ def _summary(ranks: int, code: int) -> list[str]:
     return [f"the program ended with exit code {code}; {ranks} rank{'s' if ranks > 1 else ''} looked at"]
 
 
-def _severity(name: str) -> "object | None":
+def _severity(name: str) -> "Severity | None":
     from ciuic.doctor.finding import Severity
 
     if not name:
@@ -158,5 +167,3 @@ def _address(text: str) -> str:
     if text and (not host or not port.isdecimal()):
         raise UsageError(f"{text} is not HOST:PORT", next="the line that the first doctor printed has it")
     return text
-
-

@@ -60,7 +60,7 @@ class Asked:
 
 
 class Ask(Protocol):
-    """Sends a question to ranks; the rule's `answered` is called with the answers, at the latest after a few seconds."""
+    """Sends a question to ranks; the rule's `answered` is called with the answers, after a few seconds at most."""
 
     def __call__(self, rule: "Rule", kind: str, ranks: Iterable[int], *, facts: Facts, about: Any = None) -> None: ...
 
@@ -120,7 +120,7 @@ class Rule:
         return ()
 
     def round(self, case: Case, round: Round) -> Iterable[Finding | Blind | Revised]:
-        """All present ranks have sent their record of a step, or patience ran out (two records at least, or world 1)."""
+        """All present ranks have sent their record of a step, or patience ran out (two records, or world 1)."""
         return ()
 
     def notice(self, case: Case, notice: Any) -> Iterable[Finding | Blind | Revised]:

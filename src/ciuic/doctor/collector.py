@@ -149,7 +149,7 @@ class Collector:
             if key.fileobj is self._server:
                 self._accept()
                 continue
-            peer = self._peers.get(key.fileobj)  # ty: ignore[invalid-argument-type]
+            peer = self._peers.get(key.fileobj)
             if peer is not None and events & selectors.EVENT_READ:
                 self._read(peer)
             if peer is not None and events & selectors.EVENT_WRITE:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ciuic.doctor.finding import Blind, Finding, Incident
+from ciuic.doctor.finding import Blind, Incident
 from ciuic.errors import NotFoundError, StorageError
 
 EVIDENCE = "evidence.ndjson"
@@ -24,7 +24,9 @@ class Evidence:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = (folder / EVIDENCE).open("wb")
         except OSError as error:
-            raise StorageError(f"the doctor cannot write to {folder}", cause=str(error), next="another --folder") from error
+            raise StorageError(
+                f"the doctor cannot write to {folder}", cause=str(error), next="another --folder"
+            ) from error
         self._written_bytes = 0
         self._encoder = msgspec.json.Encoder()
 
@@ -69,7 +71,9 @@ def read_findings(folder: Path) -> tuple[list[Incident], list[Blind]]:
     path = folder / FINDINGS
     if not path.is_file():
         raise NotFoundError(
-            f"{folder} has no findings of the doctor", cause=f"there is no {FINDINGS} in it", next="give the folder that `ciuic doctor run` named"
+            f"{folder} has no findings of the doctor",
+            cause=f"there is no {FINDINGS} in it",
+            next="give the folder that `ciuic doctor run` named",
         )
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_Findings)

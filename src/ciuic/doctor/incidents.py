@@ -29,9 +29,15 @@ def fold(findings: Iterable[Finding]) -> list[Incident]:
     return [Incident(cause=cause, collateral=tuple(under.get(at, ()))) for at, cause in enumerate(causes)]
 
 
-def _order(finding: Finding) -> tuple[float, ...]:
+def _order(finding: Finding) -> tuple[object, ...]:
     # A finding that explains others comes before them: depth is 0 for a root cause.
-    return (-_WEIGHT[severity_of(finding)], code_of(finding.code).depth, -finding.confidence, finding.step)
+    return (
+        -_WEIGHT[severity_of(finding)],
+        code_of(finding.code).depth,
+        -finding.confidence,
+        finding.step,
+        repr(finding),
+    )
 
 
 def _explains(cause: Finding, other: Finding) -> bool:

@@ -1,15 +1,18 @@
 from collections.abc import Iterable
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ciuic.doctor.case import REPLICAS, ROUNDS_HELD, Asked, Case, Round, Rule, odd_ones
 from ciuic.doctor.probe.digests import children, root
 from ciuic.doctor.record import Record
 from ciuic.doctor.rules.drill import Drill, drill, follow
-from hypothesis import given
-from hypothesis import strategies as st
 
 NAMES = st.lists(
-    st.lists(st.sampled_from(["a", "b", "layer", "0", "1"]), min_size=1, max_size=4).map(".".join), min_size=1, max_size=12
+    st.lists(st.sampled_from(["a", "b", "layer", "0", "1"]), min_size=1, max_size=4).map(".".join),
+    min_size=1,
+    max_size=12,
 )
 
 

@@ -1,8 +1,9 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ciuic.doctor.catalogue import codes
 from ciuic.doctor.finding import Finding
 from ciuic.doctor.incidents import fold
-from hypothesis import given
-from hypothesis import strategies as st
 
 FINDINGS = st.lists(
     st.builds(

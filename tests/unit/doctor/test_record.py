@@ -1,17 +1,30 @@
 import pytest
-from ciuic.doctor import record
-from ciuic.doctor.record import Beat, Bye, Frames, Hello, Question, Record, from_rank, to_frame, to_rank
-from ciuic.errors import FrameError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ciuic.doctor import record
+from ciuic.doctor.record import Beat, Bye, Frames, Hello, Question, Record, from_rank, to_frame, to_rank
+from ciuic.errors import FrameError
+
 FACTS = st.dictionaries(
-    st.text(max_size=8), st.one_of(st.integers(-(2**60), 2**60), st.floats(allow_nan=False), st.binary(max_size=16)), max_size=6
+    st.text(max_size=8),
+    st.one_of(st.integers(-(2**60), 2**60), st.floats(allow_nan=False), st.binary(max_size=16)),
+    max_size=6,
 )
 MESSAGES = st.one_of(
-    st.builds(Record, rank=st.integers(0, 9), optimizer=st.just(0), step=st.integers(1, 9), time_s=st.just(1.0), facts=FACTS),
+    st.builds(
+        Record, rank=st.integers(0, 9), optimizer=st.just(0), step=st.integers(1, 9), time_s=st.just(1.0), facts=FACTS
+    ),
     st.builds(Bye, rank=st.integers(0, 9), step=st.integers(0, 9), how=st.text(max_size=20), facts=FACTS),
-    st.builds(Hello, token=st.text(max_size=9), rank=st.just(0), world=st.just(1), host=st.just("h"), pid=st.just(1), facts=FACTS),
+    st.builds(
+        Hello,
+        token=st.text(max_size=9),
+        rank=st.just(0),
+        world=st.just(1),
+        host=st.just("h"),
+        pid=st.just(1),
+        facts=FACTS,
+    ),
 )
 
 

@@ -1,7 +1,8 @@
-from ciuic.doctor.record import Record, Schedule
-from ciuic.doctor.sampling import BUDGET, COST, DENSE_STEPS, FIRST_STEPS, STEP_TIME, Pace, Sampler
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ciuic.doctor.record import Record, Schedule
+from ciuic.doctor.sampling import BUDGET, COST, DENSE_STEPS, FIRST_STEPS, STEP_TIME, Pace, Sampler
 
 
 def _record(step: int, *, cost_s: float, step_s: float) -> Record:

@@ -1,4 +1,4 @@
-"""Collectives of the program: the methods of torch's process groups tell the probe. DDP's own reductions do not pass here."""
+"""Collectives of the program: the methods of torch's process groups tell the probe. DDP's own do not pass here."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator

@@ -109,7 +109,9 @@ class Courier:
             self._drain(link)
             if self._closing.is_set() and time.monotonic() >= self._until_s:
                 return
-            if link in ready:  # also after the last words: the collector may have questions, and ends the connection itself
+            if (
+                link in ready
+            ):  # also after the last words: the collector may have questions, and ends the connection itself
                 self._hear(link)
             if time.monotonic() >= beat_at:
                 self._put(link, self._beat())

@@ -60,7 +60,7 @@ class Flow(Part):
                 yield
 
         self._patch = original, no_sync
-        DistributedDataParallel.no_sync = no_sync
+        setattr(DistributedDataParallel, "no_sync", no_sync)  # noqa: B010 - its first parameter has another name
 
     def ends(self) -> dict[str, Any]:
         """Put back what was replaced."""

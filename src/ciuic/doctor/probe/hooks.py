@@ -215,7 +215,7 @@ def _clipping(probe: Probe, patches: Patches) -> None:
         return clip_grad_norm_
 
     patches.around(nn.utils, "clip_grad_norm_", make)
-    nn.utils.clip_grad.__dict__["clip_grad_norm_"]  # noqa: B018 - the same function lives in two modules
+    nn.utils.clip_grad.__dict__["clip_grad_norm_"]
     patches.around(nn.utils.clip_grad, "clip_grad_norm_", lambda original: nn.utils.clip_grad_norm_)
 
 

@@ -35,6 +35,6 @@ def attach_later(start: Start) -> None:
         if not dist.is_initialized():
             begin(0, 1)
 
-    dist.init_process_group = init_process_group
-    distributed_c10d.init_process_group = init_process_group
+    for module in (dist, distributed_c10d):
+        setattr(module, "init_process_group", init_process_group)  # noqa: B010 - its wrapper's type is wider
     handles.append(register_optimizer_step_pre_hook(first_step))

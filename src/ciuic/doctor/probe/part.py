@@ -93,7 +93,7 @@ class Call:
 
 
 class Part:
-    """Override what you need; what is not overridden costs nothing. An event that raises is reported and switched off."""
+    """Override what you need; what is not overridden costs nothing. An event that raises is switched off."""
 
     def __init__(self, probe: "Probe") -> None:
         self.probe = probe

@@ -15,13 +15,24 @@ from ciuic.doctor.probe.probe import Probe
 from ciuic.doctor.probe.registered import Registered
 from ciuic.doctor.probe.replicas import Replicas
 from ciuic.doctor.probe.restoring import Restoring
+from ciuic.doctor.probe.schedules import Schedules
 from ciuic.doctor.probe.stale import Stale
 from ciuic.doctor.probe.timers import Timers
 from ciuic.doctor.probe.watchdog import Watchdog
-from ciuic.doctor.probe.schedules import Schedules
 
 
 def all_parts(probe: Probe) -> list[Part]:
     """One of each."""
     model = [kind(probe) for kind in (Flow, Registered, Ownership, Stale, Cuts, Outside, Movement, Averages)]
-    return [Replicas(probe), *model, LossScale(probe), Precision(probe), Schedules(probe), Watchdog(probe), Timers(probe), Feeding(probe), Restoring(probe), Launched(probe)]
+    return [
+        Replicas(probe),
+        *model,
+        LossScale(probe),
+        Precision(probe),
+        Schedules(probe),
+        Watchdog(probe),
+        Timers(probe),
+        Feeding(probe),
+        Restoring(probe),
+        Launched(probe),
+    ]

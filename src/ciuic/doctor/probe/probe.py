@@ -66,7 +66,7 @@ class Probe:
         return bool(self._handlers.get(event))
 
     def emit(self, event: str, *arguments: Any) -> None:
-        """To all parts that listen. A part's error is reported and that handler is switched off; never the program's."""
+        """To all parts that listen. A part's error is reported and its handler switched off."""
         handlers = self._handlers.get(event)
         if not handlers or getattr(self._inside, "now", False):
             return
@@ -76,7 +76,7 @@ class Probe:
             for handler in tuple(handlers):
                 try:
                     handler(*arguments)
-                except Exception as error:  # noqa: BLE001 - a doctor's bug must not end or change the run
+                except Exception as error:
                     if _is_of_signal(error):
                         raise  # the program's: its signal handler happened to run now
                     handlers.remove(handler)
@@ -162,7 +162,7 @@ class Probe:
         """Attempts of an optimizer so far."""
         return self._numbers.get(index, 0)
 
-    # ---- steps: called by the hooks ------------------------------------------------------------------------------------
+    # ---- steps: called by the hooks --------------------------------------------------------------------------------
 
     def attempt(self, optimizer: Optimizer, *, closure: bool, scaler: Any = None) -> Step:
         """An optimizer is about to step, or a scaler is about to decide whether it does."""
@@ -201,9 +201,7 @@ class Probe:
             step.facts[COST] = self._cost_ns / 1e9
             self._last_s, self._last_number, self._cost_ns = now_s, step.number, 0
         step.facts[TAKEN] = self._taken.get(step.index, 0)
-        record = Record(
-            rank=self.rank, optimizer=step.index, step=step.number, time_s=time.time(), facts=step.facts
-        )
+        record = Record(rank=self.rank, optimizer=step.index, step=step.number, time_s=time.time(), facts=step.facts)
         self.courier.send(record)
 
 
@@ -230,5 +228,5 @@ def site(skip: Iterable[str] = NOT_THE_PROGRAM) -> str:
         name = frame.f_globals.get("__name__", "")
         if name.partition(".")[0] not in skip and not frame.f_code.co_filename.startswith("<"):
             return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno} in {frame.f_code.co_name}"
-        last, frame = frame, frame.f_back  # ty: ignore[invalid-assignment]
+        last, frame = frame, frame.f_back
     return f"{last.f_code.co_filename.rsplit('/', 1)[-1]}:{last.f_lineno} in {last.f_code.co_name}"

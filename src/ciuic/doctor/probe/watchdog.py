@@ -69,7 +69,6 @@ class Watchdog(Part):
         self._processor = stack.Processor()
         self._late = dist.is_available() and dist.is_initialized()
         self._recorder = _recorder()
-        )
 
     # ---- the order of calls ----------------------------------------------------------------------------------------
 

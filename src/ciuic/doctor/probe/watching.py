@@ -1,5 +1,6 @@
 """`ciuic.doctor.watch`: the doctor in a program that was not started by `ciuic doctor run`."""
 
+import contextlib
 import os
 import secrets
 import socket
@@ -30,22 +31,20 @@ WAIT_S = 20.0
 
 
 class Watch:
-    """What `watch` gives: close it at the end, or use it as a context manager; otherwise the program's end closes it."""
+    """What `watch` gives: close it at the end, or use it as a context manager; else the program's end does."""
 
     def __init__(self, at: Attached, folder: Path | None, collector: subprocess.Popen[str] | None) -> None:
         self._at, self._folder, self._collector = at, folder, collector
 
     def close(self) -> list[Incident]:
-        """Look no longer; on rank 0 of a collector that `watch` started: what was found, the most likely cause first."""
+        """Look no longer; on rank 0, when `watch` started the collector: what was found, the likeliest first."""
         self._at.close()
         if self._collector is None or self._folder is None:
             return []
         if self._collector.stdin is not None:
             self._collector.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # another rank is at work: it ends with the last one
             self._collector.wait(WAIT_S)
-        except subprocess.TimeoutExpired:  # another rank is still at work: it ends with the last one
-            pass
         try:
             return read_findings(self._folder)[0]
         except NotFoundError:
@@ -54,7 +53,9 @@ class Watch:
     def __enter__(self) -> "Watch":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -124,7 +125,9 @@ def _start(folder: Path, token: str, host: str, every: int) -> tuple[subprocess.
     line = collector.stdout.readline().strip() if collector.stdout else ""
     host, _, port = line.rpartition(":")
     if not port.isdecimal():
-        raise UnreachableError("the doctor's collector did not start", cause=f"exit code {collector.poll()}, see stderr")
+        raise UnreachableError(
+            "the doctor's collector did not start", cause=f"exit code {collector.poll()}, see stderr"
+        )
     return collector, (host, int(port))
 
 

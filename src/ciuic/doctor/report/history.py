@@ -63,7 +63,9 @@ class History:
     world: int = 0
     hosts: dict[int, str] = field(default_factory=dict)
     losses: dict[int, Curve] = field(default_factory=lambda: defaultdict(list))
-    rates: dict[tuple[int, int], dict[int, Curve]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    rates: dict[tuple[int, int], dict[int, Curve]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
     """Learning rate by (optimizer, group)."""
     scales: dict[int, Curve] = field(default_factory=lambda: defaultdict(list))
     skipped: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))

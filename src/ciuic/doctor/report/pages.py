@@ -68,7 +68,9 @@ def with_list(text: str) -> str:
     head, begins, rest = text.partition(LIST_BEGINS)
     _, ends, tail = rest.partition(LIST_ENDS)
     if not begins or not ends:
-        raise NotFoundError("index.md has no place for the doctor's codes", cause=f"{LIST_BEGINS} and {LIST_ENDS} are not in it")
+        raise NotFoundError(
+            "index.md has no place for the doctor's codes", cause=f"{LIST_BEGINS} and {LIST_ENDS} are not in it"
+        )
     return f"{head}{LIST_BEGINS}\n\n{index_lines()}\n\n{LIST_ENDS}{tail}"
 
 

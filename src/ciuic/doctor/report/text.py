@@ -10,6 +10,8 @@ from ciuic.doctor.incidents import severity_of
 WIDTH = 116
 MODULES_SHOWN = 6
 EVIDENCE_SHOWN = 10
+WHOLE_MAX = 1e7
+"""Whole numbers below it are written out."""
 
 
 def report_lines(incidents: Iterable[Incident], blind: Iterable[Blind]) -> Iterator[str]:
@@ -40,7 +42,9 @@ def incident_lines(incident: Incident) -> Iterator[str]:
     if finding.evidence:
         yield from _wrapped("  evidence  ", evidence_text(finding))
     yield from _wrapped("  fix       ", finding.fix or code.fix)
-    yield from _wrapped("  sure      ", f"{finding.confidence:.0%}; more: ciuic doctor explain {finding.code.removeprefix('CIUIC-')}")
+    yield from _wrapped(
+        "  sure      ", f"{finding.confidence:.0%}; more: ciuic doctor explain {finding.code.removeprefix('CIUIC-')}"
+    )
     for other in incident.collateral:
         if other.code == finding.code:
             continue
@@ -77,7 +81,9 @@ def evidence_text(finding: Finding) -> str:
 
 
 def _number(value: float | int | str) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value.is_integer() and abs(value) < WHOLE_MAX else f"{value:.4g}"
 
 
 def _wrapped(head: str, text: str) -> Iterator[str]:

@@ -10,14 +10,14 @@ from ciuic.doctor.rules.gradients import Gradients
 from ciuic.doctor.rules.hang import Hang
 from ciuic.doctor.rules.launch import Launch
 from ciuic.doctor.rules.loaders import Loaders
+from ciuic.doctor.rules.numbers import Numbers
 from ciuic.doctor.rules.ownership import Ownership
 from ciuic.doctor.rules.replicas import Replicas
 from ciuic.doctor.rules.restored import Restored
 from ciuic.doctor.rules.saving import Saving
-from ciuic.doctor.rules.stragglers import Stragglers
-from ciuic.doctor.rules.numbers import Numbers
 from ciuic.doctor.rules.scale import Scale
 from ciuic.doctor.rules.schedule import Schedule
+from ciuic.doctor.rules.stragglers import Stragglers
 
 
 def all_rules() -> list[Rule]:

@@ -171,8 +171,8 @@ class Departures(Rule):
         first.told = True
         yield Finding(
             code="CIUIC-J7",
-            cause=f"rank {first.rank} ended at step {first.step + 1} because a connection to another rank failed, and no "
-            f"rank is known to have left: {first.how}",
+            cause=f"rank {first.rank} ended at step {first.step + 1} because a connection to another rank failed, and "
+            f"no rank is known to have left: {first.how}",
             step=first.step + 1,
             ranks=(),
             evidence={"error": first.how[:200]},

@@ -119,7 +119,7 @@ def is_input_bound(times: Times) -> bool:
 def is_link_slow(times: Times, queued: dict[int, int]) -> bool:
     """Even the rank that waits least waits long: a rank that is late would not wait itself.
 
-    `queued` is microseconds by rank: on a machine that is too busy the threads of the exchange wait for a processor too.
+    `queued` is microseconds by rank: on a machine that is too busy, threads of the exchange wait for a processor too.
     """
     if set(queued) != set(times):
         return False
@@ -172,8 +172,8 @@ def _link(step: int, times: Times) -> Finding:
     waits_ms, step_ms = _ms(own.usual["waits"]), _ms(own.usual["step"])
     return Finding(
         code="CIUIC-L3",
-        cause=f"communication takes {waits_ms} of {step_ms} ms a step even on rank {rank}, which waits least: the link is "
-        "slow, no rank is late",
+        cause=f"communication takes {waits_ms} of {step_ms} ms a step even on rank {rank}, which waits least: the link "
+        "is slow, no rank is late",
         step=step,
         evidence={"phase": "communication", "waits_ms": waits_ms, "step_ms": step_ms},
         confidence=0.75,

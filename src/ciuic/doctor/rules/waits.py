@@ -119,8 +119,8 @@ def slow(free: dict[int, Beat], waiting: dict[int, Beat], limit_s: float) -> Fin
     longest_s = max(each.phase_s for each in waiting.values())
     return Finding(
         code="CIUIC-J3",
-        cause=f"rank {rank} {SLOW}works ({PHASES.get(beat.phase, beat.phase)}, step {beat.step + 1}) and has not come to "
-        f"the call; {who_waits(waiting)}",
+        cause=f"rank {rank} {SLOW}works ({PHASES.get(beat.phase, beat.phase)}, step {beat.step + 1}) and has not come "
+        f"to the call; {who_waits(waiting)}",
         step=beat.step + 1,
         ranks=(rank,),
         evidence={"waited_s": round(longest_s, 1)},
