@@ -55,6 +55,12 @@ class FragmentCodec:
         self.coded_bytes = self.sections[0].payload_stop
         self.payload_bytes = self.sections[-1].payload_stop
         self._engines = [section_engine(section, back_end, threads) for section in self.sections]
+        self._parts = [
+            (engine, slice(section.payload_start, section.payload_stop), slice(section.start, section.stop))
+            for engine, section in zip(self._engines, self.sections, strict=True)
+            if section.stop > section.start
+        ]
+        """Where each section that has elements lies in payload and vector."""
 
     def encode(self, values: NDArray[np.float32], *, dither: int | None = None) -> NDArray[np.uint8]:
         """Finite fp32 [element_count] -> bytes [payload_bytes].
@@ -93,19 +99,15 @@ class FragmentCodec:
         """Bytes [payload_bytes] -> fp32 [element_count]. Raises FrameError when the size is not the formula's."""
         self.check_size(len(payload))
         values = np.empty(self.shape.element_count, np.float32) if out is None else out
-        for section, engine in zip(self.sections, self._engines, strict=True):
-            engine.decode(payload[section.payload_start : section.payload_stop], values[section.start : section.stop])
+        for engine, coded, plain in self._parts:
+            engine.decode(payload[coded], values[plain])
         return values
 
     def accumulate(self, payload: NDArray[np.uint8], weight: np.float32, out: NDArray[np.float32]) -> None:
         """out += weight * decoded, fp32 [element_count]; product and sum are each rounded once. Raises FrameError."""
         self.check_size(len(payload))
-        for section, engine in zip(self.sections, self._engines, strict=True):
-            engine.accumulate(
-                payload[section.payload_start : section.payload_stop],
-                np.float32(weight),
-                out[section.start : section.stop],
-            )
+        for engine, coded, plain in self._parts:
+            engine.accumulate(payload[coded], np.float32(weight), out[plain])
 
     def check_size(self, payload_bytes: int) -> None:
         """Refuse any size but the formula's, before memory is allocated."""

@@ -63,14 +63,16 @@ def read_and_remove(pid: int) -> list[list[Any]]:
     """The rows of a process that is gone, oldest first; empty when there is no such file, or it is not this user's."""
     path = path_of(pid)
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return []
-    with os.fdopen(file, "rb") as opened:
+    try:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_size != SIZE:
             return []
-        body = opened.read(SIZE)
+        body = os.read(file, SIZE)
+    finally:
+        os.close(file)
     with contextlib.suppress(OSError):
         path.unlink()
     rows = []

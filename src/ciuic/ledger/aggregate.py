@@ -80,6 +80,8 @@ class Aggregator:
     def __init__(self, layout: Layout, fragment: int, codecs: tuple[str, str], outer: OuterOptimizer) -> None:
         """`codecs` = (up, down) that hold now; `use` changes them."""
         self.layout, self.fragment, self.outer = layout, fragment, outer
+        self._layout_digest = layout.digest
+        self._counter_count = sum(t.element_count for t in layout.counters()) if fragment == 0 else 0
         self._shape = layout.fragment_shape(fragment)
         self.element_count = self._shape.element_count
         self._codecs: dict[str, FragmentCodec] = {}
@@ -121,12 +123,12 @@ class Aggregator:
     def check(self, push: Push) -> None:
         """Refuse a push that could harm the ledger. Raises LayoutMismatchError, FrameError or NonFiniteError."""
         header = push.header
-        expected = (self.fragment, self.layout.digest)
+        expected = (self.fragment, self._layout_digest)
         if (header.fragment, header.layout_digest) != expected or header.codec not in self.codecs_up:
             raise LayoutMismatchError(
                 f"the push of {header.node} is for another layout or codec",
                 cause=f"layout {header.layout_digest[:12]} codec {header.codec} fragment {header.fragment}, "
-                f"the run has {self.layout.digest[:12]} {'/'.join(sorted(self.codecs_up))} {self.fragment}",
+                f"the run has {self._layout_digest[:12]} {'/'.join(sorted(self.codecs_up))} {self.fragment}",
                 next="start this node's worker again with the job of the run",
             )
         self.check_counters(header.counters, f"the push of {header.node}")
@@ -157,7 +159,7 @@ class Aggregator:
 
     def check_counters(self, counters: tuple[int, ...], what: str) -> None:
         """Raises LayoutMismatchError when `what` has another number of integer buffers."""
-        expected = sum(t.element_count for t in self.layout.counters()) if self.fragment == 0 else 0
+        expected = self._counter_count
         if len(counters) != expected:
             raise LayoutMismatchError(f"{what} has {len(counters)} counters, the layout has {expected}")
 

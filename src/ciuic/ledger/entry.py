@@ -1,6 +1,7 @@
 """Pushes, entries and snapshots: what goes through the ledger, with all that is needed to check and replay it."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -135,7 +136,7 @@ class Push:
     header: PushHeader
     payload: NDArray[np.uint8]
 
-    @property
+    @cached_property
     def key(self) -> tuple[str, int, int]:
         """(node, incarnation, sequence): the identity of a push within a fragment, and the order of summation."""
         return self.header.node, self.header.incarnation, self.header.sequence

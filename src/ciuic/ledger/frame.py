@@ -54,7 +54,7 @@ def frame_bytes(prefix: Buffer, kind: Kind) -> int:
     """Whole size of a frame from its first PREFIX_BYTES bytes. Raises FrameError when it is no frame of that kind."""
     if len(prefix) < PREFIX_BYTES:
         raise FrameError(f"the {kind} is cut inside its first {PREFIX_BYTES} bytes", next="send it again")
-    magic, version, found, header_bytes, payload_bytes = _PREFIX.unpack(bytes(prefix[:PREFIX_BYTES]))
+    magic, version, found, header_bytes, payload_bytes = _PREFIX.unpack_from(prefix)
     if magic != _MAGIC or found != _KINDS[kind]:
         raise FrameError(f"this is not a {kind} of ciuic", cause=f"it starts with {bytes(prefix[:8])!r}")
     if version != _FORMAT:
@@ -85,7 +85,7 @@ def read_frame(data: Buffer, kind: Kind) -> Frame:
             cause="at least one bit changed on the way or on the disk",
             next="send it again",
         )
-    _, _, _, header_bytes, _ = _PREFIX.unpack(view[:PREFIX_BYTES])
+    _, _, _, header_bytes, _ = _PREFIX.unpack_from(view)
     return Frame(header=body[PREFIX_BYTES : PREFIX_BYTES + header_bytes], payload=body[PREFIX_BYTES + header_bytes :])
 
 

@@ -83,5 +83,8 @@ class Holdings:
         at = bisect_left(self._pieces, (start + 1,)) - 1
         self._total -= stop - start
         a, b, _ = self._pieces[at]
+        if a == start and b == stop:
+            del self._pieces[at]
+            return
         rest = [(x, y, node) for x, y in ((a, start), (stop, b)) if x < y]
         self._pieces[at : at + 1] = rest

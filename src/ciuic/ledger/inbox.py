@@ -56,6 +56,8 @@ class Inbox:
         self._senders: Counter[str] = Counter()
         """How many of the waiting pushes each node sent."""
         self._lateness_s: deque[float] = deque(maxlen=policy.history)
+        self._usual_s: tuple[float, float] | None = None
+        """Its median and the median of the distances from that, once they were asked for."""
         self._first_s: float | None = None
         self._previous_first_s: float | None = None
 
@@ -67,6 +69,7 @@ class Inbox:
         first_s = self._previous_first_s if late else self._first_s
         if first_s is not None:
             self._lateness_s.append(now_s - first_s)
+            self._usual_s = None
         elif not late:
             self._first_s = now_s
         if push.key not in self.waiting:
@@ -76,6 +79,7 @@ class Inbox:
     def forget_lateness(self) -> None:
         """What was seen so far says nothing about how late nodes are."""
         self._lateness_s.clear()
+        self._usual_s = None
 
     def has_from(self, node: str) -> bool:
         return node in self._senders
@@ -87,8 +91,10 @@ class Inbox:
             return policy.deadline_s
         if len(self._lateness_s) < 4:
             return policy.initial_s
-        middle = median(self._lateness_s)
-        mad = median(abs(x - middle) for x in self._lateness_s)
+        if self._usual_s is None:
+            middle = median(self._lateness_s)
+            self._usual_s = middle, median(abs(x - middle) for x in self._lateness_s)
+        middle, mad = self._usual_s
         return max(policy.floor_s, middle + policy.spread * mad)
 
     def may_close(self, fewest: int, now_s: float) -> bool:

@@ -40,12 +40,23 @@ class IntervalSet:
         """Add [start, stop); returns how many of them were in the set already."""
         if start >= stop:
             return 0
-        first = bisect_left(self._stops, start)  # ranges that touch or overlap: first..last-1
-        last = bisect_right(self._starts, stop)
+        starts, stops = self._starts, self._stops
+        first = bisect_left(stops, start)  # ranges that touch or overlap: first..last-1
+        last = bisect_right(starts, stop)
+        if first == last:
+            starts.insert(first, start)
+            stops.insert(first, stop)
+            self._count += stop - start
+            return 0
+        if last == first + 1:  # one range, as a rule: it grows
+            a, b = starts[first], stops[first]
+            already = max(0, min(stop, b) - max(start, a))
+            self._count += stop - start - already
+            starts[first], stops[first] = min(start, a), max(stop, b)
+            return already
         already = sum(max(0, min(stop, self._stops[i]) - max(start, self._starts[i])) for i in range(first, last))
         self._count += stop - start - already
-        if first < last:
-            start, stop = min(start, self._starts[first]), max(stop, self._stops[last - 1])
+        start, stop = min(start, self._starts[first]), max(stop, self._stops[last - 1])
         self._starts[first:last], self._stops[first:last] = [start], [stop]
         return already
 
@@ -54,6 +65,11 @@ class IntervalSet:
         if start >= stop:
             return
         first, last = bisect_right(self._stops, start), bisect_left(self._starts, stop)
+        if first == last:
+            return
+        if last == first + 1 and (self._starts[first] >= start or self._stops[first] <= stop):
+            self._shorten(first, start, stop)
+            return
         keep: list[Range] = []
         for i in range(first, last):
             self._count -= min(stop, self._stops[i]) - max(start, self._starts[i])
@@ -63,6 +79,19 @@ class IntervalSet:
                 keep.append((stop, self._stops[i]))
         self._starts[first:last] = [a for a, _ in keep]
         self._stops[first:last] = [b for _, b in keep]
+
+    def _shorten(self, index: int, start: int, stop: int) -> None:
+        """Take [start, stop), which covers an end of one range, out of it."""
+        a, b = self._starts[index], self._stops[index]
+        if a >= start and b <= stop:
+            self._count -= b - a
+            del self._starts[index], self._stops[index]
+        elif a >= start:
+            self._count -= stop - a
+            self._starts[index] = stop
+        else:
+            self._count -= b - start
+            self._stops[index] = start
 
     def within(self, start: int, stop: int) -> list[Range]:
         """The ranges of the set inside [start, stop), cut at its ends."""

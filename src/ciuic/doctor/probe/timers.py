@@ -45,7 +45,7 @@ class Timers(Part):
         self._synced: set[int] = set()
         """Models whose next backward pass reduces."""
         self._unread: dict[int, int] = {}
-        """By model: step of the backward pass whose wait was not read yet; DDP tells it in its next such forward pass."""
+        """By model: step of the backward pass whose wait was not read yet; DDP tells it in its next such forward."""
         self._reductions_s = 0.0
         self._read_ns: dict[int, int] = {}
         self._all_queued: tuple[int, float] | None = None

@@ -50,9 +50,10 @@ WITHOUT_GRADIENTS = "without gradients"
 def _recorder() -> Callable[[bool, bool], bytes] | None:
     """torch's Flight Recorder, where this torch has it: a private function."""
     try:
-        return importlib.import_module("torch._C._distributed_c10d")._dump_fr_trace_json
-    except (ImportError, AttributeError):
+        module = importlib.import_module("torch._C._distributed_c10d")
+    except ImportError:
         return None
+    return getattr(module, "_dump_fr_trace_json", None)
 
 
 class Watchdog(Part):

@@ -12,7 +12,7 @@ import msgspec
 
 from ciuic.doctor.evidence import read_evidence
 from ciuic.doctor.facts import MOVEMENT
-from ciuic.doctor.facts_model import NAMES, UNOWNED
+from ciuic.doctor.facts_model import MODE, NAMES, UNOWNED
 from ciuic.doctor.facts_training import LOSS, RATES, SCALER, SKIPPED
 from ciuic.doctor.record import Beat, Bye, FromRank, Hello, Notice, Record
 
@@ -63,6 +63,10 @@ class History:
     world: int = 0
     hosts: dict[int, str] = field(default_factory=dict)
     losses: dict[int, Curve] = field(default_factory=lambda: defaultdict(list))
+    not_finite: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Steps whose loss was infinite or no number."""
+    modes: set[str] = field(default_factory=set)
+    """See facts_model.MODE."""
     rates: dict[tuple[int, int], dict[int, Curve]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
@@ -135,9 +139,14 @@ def _take_record(history: History, record: Record) -> None:
     facts, rank, step = record.facts, record.rank, record.step
     history.steps[rank] = max(step if record.optimizer == 0 else 0, history.steps.get(rank, 0))
     history.cost_s[rank] += _number(facts.get(COST)) or 0.0
-    loss = _number(facts.get(LOSS))
-    if loss is not None and record.optimizer == 0:
-        history.losses[rank].append((step, loss))
+    if MODE in facts:
+        history.modes.add(str(facts[MODE]))
+    if LOSS in facts and record.optimizer == 0:
+        loss = _number(facts[LOSS])
+        if loss is None:
+            history.not_finite[rank].append(step)
+        else:
+            history.losses[rank].append((step, loss))
     for group, rate in enumerate(facts.get(RATES) or ()):
         if (value := _number(rate)) is not None:
             history.rates[record.optimizer, group][rank].append((step, value))
