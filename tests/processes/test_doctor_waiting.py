@@ -17,7 +17,7 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         ("mlp_bn", "exit_early", ("CIUIC-J1",), [1]),
         ("mlp_bn", "save_with_barrier", ("CIUIC-J2",), [0]),
         ("mlp_bn", "skips_bad_batch", ("CIUIC-J2",), [1]),
-        ("mlp_bn", "evaluate_on_rank0", ("CIUIC-J2",), [0]),
+        ("tiny_gpt", "other_metrics", ("CIUIC-J2",), [1]),
         ("mlp_bn", "other_order", ("CIUIC-J2",), []),
         ("mlp_bn", "shape_mismatch", ("CIUIC-J4",), []),
         ("mlp_bn", "stuck_outside", ("CIUIC-J3",), [1]),

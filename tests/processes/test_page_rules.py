@@ -21,7 +21,7 @@ from support.page_states import (
 from support.page_world import Browser, CannedHub, browser_at, needs_browser
 
 from ciuic.hub.api.news import State
-from ciuic.net.messages import NodeInfo, NodeState, SampleCounts, WorkerReport
+from ciuic.net.messages import NodeInfo, NodeState, RunFinding, SampleCounts, WorkerReport
 
 pytestmark = needs_browser
 
@@ -96,6 +96,14 @@ finished = run(state="finished", ended_at=NOW - 5.0, progress=1.0, loss_consiste
 quiet = [closed_round(version, time=NOW - 100.0 + version) for version in range(1, 13)]
 late = [closed_round(version, nodes=["us-west", "eu-central"], staleness=[0, 0]) for version in range(1, 21)]
 
+other_base = RunFinding(
+    code="CIUIC-M1",
+    severity="critical",
+    cause="the base of node us-west at version 12 is 9f2a, the hub's is 07be",
+    fix="take it out of the run",
+    nodes=["us-west"],
+)
+
 SITUATIONS: dict[str, tuple[State, str, str, str]] = {
     "healthy": (state(), "ok", "all well: 3 nodes train demo-1", ""),
     "no node yet": (state(nodes=[], runs=[], events=[]), "ok", "no node has joined yet", ""),
@@ -113,6 +121,12 @@ SITUATIONS: dict[str, tuple[State, str, str, str]] = {
         "bad",
         "demo-1 failed: us-west: CUDA out of memory",
         "ciuic logs demo-1, then ciuic resume demo-1",
+    ),
+    "the doctor has found another base": (
+        state(runs=[run(findings=[other_base])]),
+        "bad",
+        "CIUIC-M1: the base of node us-west at version 12 is 9f2a, the hub's is 07be",
+        "take it out of the run",
     ),
     "a node is dead": (
         state(nodes=dead(), runs=[run(nodes=gone)]),

@@ -21,7 +21,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 
 def run_example(name: str, folder: Path, *, starts: int = 1, world: int = 2) -> list[Incident]:
-    """What the doctor found in the last of so many starts; folder/doctor has its evidence, folder/rank-0.log its output."""
+    """What the doctor found in the last of so many starts; folder/rank-0.log has what rank 0 printed."""
     incidents: list[Incident] = []
     for _ in range(starts):
         collector = Collector(Options(folder=folder / "doctor"))

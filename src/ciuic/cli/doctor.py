@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ciuic.cli.doctor_loss import loss
 from ciuic.cli.doctor_preflight import preflight
 from ciuic.cli.output import Grid, JsonOption, print_grid, print_json, print_line, print_note
-from ciuic.errors import UsageError
+from ciuic.errors import RunFailedError, UsageError
 
 if TYPE_CHECKING:
     from ciuic.doctor.finding import Incident, Severity
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(name="doctor", no_args_is_help=True, help="Name the cause when distributed training misbehaves.")
 PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 app.command("preflight")(preflight)
+app.command("loss", context_settings=PASSES_ON)(loss)
 
 
 @app.command("run", context_settings=PASSES_ON)
@@ -40,11 +42,13 @@ def run(
 ) -> int:
     """Run a program and look into its ranks; the program itself is not changed.
 
-    Exit code: the program's own; 7 when it succeeded and something critical was found.
+    Exit code: the program's own; 7 when it succeeded and something critical was found, or when --stop-on ended it.
+    With --json the program's own output goes to stderr.
     """
     from ciuic.doctor.environment import EVERY_STRICT
     from ciuic.doctor.finding import to_builtins
     from ciuic.doctor.launch import Launch, check, launch
+    from ciuic.doctor.report.page import try_to_write
     from ciuic.doctor.report.text import incident_lines, report_lines
 
     if not command:
@@ -61,6 +65,7 @@ def run(
         every=EVERY_STRICT if strict else every,
         adapt=not strict,
         stop_on=_severity(stop_on),
+        stdout_is_taken=as_json,
     )
     told: set[int] = set()
 
@@ -78,6 +83,7 @@ def run(
     outcome = launch(options, told=tell, begun=begun)
     if collector:
         return outcome.exit_code
+    page = try_to_write(where)
     if as_json:
         print_json(
             {**to_builtins(outcome.incidents, outcome.blind), "exit_code": outcome.exit_code, "folder": str(where)}
@@ -88,21 +94,41 @@ def run(
             print_note(line)
         for line in report_lines(outcome.incidents, outcome.blind):
             print_line(line)
-        print_note(f"the evidence is in {where}; `ciuic doctor report {where}` shows this again")
-    check(outcome)
+        print_note(f"with pictures: {page or where}; `ciuic doctor report {where}` shows this again")
+    try:
+        check(outcome)
+    except RunFailedError as error:
+        if not as_json:
+            raise
+        print_note(f"doctor: {error.message}")  # stdout has its one JSON document already
+        return error.exit_code
     return outcome.exit_code
 
 
 @app.command("report")
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder that `ciuic doctor run` named.")],
+    html: Annotated[
+        bool, typer.Option("--html", help="Write one HTML page, FOLDER/report.html, with pictures.")
+    ] = False,
+    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the page goes, with --html.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what was found, again."""
     from ciuic.doctor.evidence import read_findings
     from ciuic.doctor.finding import to_builtins
+    from ciuic.doctor.report.page import write_page
     from ciuic.doctor.report.text import report_lines
 
+    if to is not None and not html:
+        raise UsageError("--to names the HTML page, and none is asked for", next="add --html")
+    if html:
+        path = write_page(folder, to)
+        if as_json:
+            print_json({"page": str(path)})
+        else:
+            print_line(str(path))
+        return
     incidents, blind = read_findings(folder)
     if as_json:
         print_json(to_builtins(incidents, blind))
@@ -139,7 +165,7 @@ def explain(
 def _summary(ranks: int, code: int) -> list[str]:
     if not ranks:
         return [
-            "the doctor has seen no rank: the program ended before it imported torch, or its Python is another one "
+            "the doctor has seen no rank: the program ended before it trained, or its Python is another one "
             "than the one in which ciuic is installed"
         ]
     return [f"the program ended with exit code {code}; {ranks} rank{'s' if ranks > 1 else ''} looked at"]

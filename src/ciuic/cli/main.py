@@ -86,7 +86,7 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code. Errors are printed, never raised, except bugs."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    as_json = "--json" in given
+    as_json = "--json" in (given[: given.index("--")] if "--" in given else given)
     try:
         code = app(args=given or ["--help"], prog_name="ciuic", standalone_mode=False)
         sys.stdout.flush()

@@ -92,6 +92,9 @@ def status(run_id: OptionalRun = "", as_json: JsonOption = False) -> None:
     if verdict := views.verdict_facts(info):
         print_facts(verdict)
         print_line("")
+    if findings := views.finding_facts(info):
+        print_facts(findings)
+        print_line("")
     print_facts(views.run_facts(info, time.time()))
     print_line("")
     print_grid(views.run_nodes_grid(info))

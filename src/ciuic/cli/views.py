@@ -131,6 +131,14 @@ def verdict_facts(run: RunInfo) -> list[tuple[str, str]]:
     return [(name, clean(text)) for name, text in facts if text]
 
 
+def finding_facts(run: RunInfo) -> list[tuple[str, str]]:
+    """What the doctor's rules find in the run, two lines each."""
+    facts: list[tuple[str, str]] = []
+    for finding in run.findings:
+        facts += [(finding.severity, f"{finding.code}: {finding.cause}"), ("fix", finding.fix)]
+    return [(name, clean(text)) for name, text in facts]
+
+
 def verdict_line(verdict: Verdict) -> str:
     """Node, rank, step and exception line."""
     rank = f" rank {verdict.rank}" if verdict.rank >= 0 else ""

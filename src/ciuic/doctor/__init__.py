@@ -9,10 +9,17 @@ code; `incidents` folds what follows from something else under its cause.
 import importlib
 from typing import Any
 
-_LATER = {"watch": "ciuic.doctor.probe.watching"}
-"""Names that need torch, and where they are: imported when they are used first."""
+_LATER = {
+    "HfCallback": "ciuic.doctor.probe.hf",
+    "LightningCallback": "ciuic.doctor.probe.lightning_callback",
+    "ReplaySettings": "ciuic.doctor.loss.records",
+    "replay": "ciuic.doctor.probe.replaying",
+    "watch": "ciuic.doctor.probe.watching",
+    "watch_accelerator": "ciuic.doctor.probe.accelerator",
+}
+"""Names that need torch or a framework, and where they are: imported when they are used first."""
 
-__all__ = ["watch"]
+__all__ = ["HfCallback", "LightningCallback", "ReplaySettings", "replay", "watch", "watch_accelerator"]
 
 
 def __getattr__(name: str) -> Any:

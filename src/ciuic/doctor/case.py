@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ciuic.doctor.facts import UNEVEN
 from ciuic.doctor.finding import Blind, Finding, Revised
 from ciuic.doctor.record import Beat, Bye, Facts, Hello, Record
 
@@ -29,8 +30,16 @@ class Round:
         """A fact by rank, of the ranks that have it."""
         return {rank: record.facts[name] for rank, record in sorted(self.records.items()) if name in record.facts}
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether a rank has made steps without inputs, or none while others had some."""
+        return any(record.facts.get(UNEVEN) for record in self.records.values())
+
     def groups(self) -> list[tuple[int, ...]]:
-        """Ranks that must agree, in groups of at least two; only ranks with a record."""
+        """Ranks that must agree, in groups of at least two; only ranks with a record. None when their steps are not the
+        same ones."""
+        if self.is_uneven:
+            return []
         found: set[tuple[int, ...]] = set()
         for rank, record in self.records.items():
             members = record.facts.get(REPLICAS)

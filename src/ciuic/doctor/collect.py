@@ -13,6 +13,7 @@ from pathlib import Path
 from ciuic.doctor.collector import Collector, Options
 from ciuic.doctor.environment import EVERY, EVERY_DEFAULT, TOKEN
 from ciuic.doctor.finding import Incident
+from ciuic.doctor.report.page import try_to_write
 from ciuic.doctor.report.text import incident_lines
 
 POLL_S = 0.2
@@ -52,6 +53,7 @@ def main(arguments: list[str]) -> int:
     sys.stdout.flush()
     _wait(collector)
     collector.close()
+    try_to_write(options.folder)
     return 0
 
 

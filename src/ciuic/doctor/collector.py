@@ -11,7 +11,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,8 @@ class Options:
     """Steps from one sample to the next, after the first few."""
     adapt: bool = True
     """Sample less often where the samples would cost more than they may."""
+    rules: Sequence[Rule] = ()
+    """Those that look at the records; empty: all that there are."""
 
 
 class _Peer:
@@ -85,7 +87,7 @@ class Collector:
         self.token = options.token or secrets.token_hex(16)
         self.case = Case(ask=self._ask)
         self._options = options
-        self._rules: list[Rule] = all_rules()
+        self._rules: list[Rule] = list(options.rules) or all_rules()
         self._told = told
         self._already_told: set[tuple[Any, ...]] = set()
         self._peers: dict[socket.socket, _Peer] = {}

@@ -11,3 +11,7 @@ RECORDER = "TORCH_FR_BUFFER_SIZE"
 """Read by torch when it is imported: entries of its Flight Recorder."""
 RECORDER_ENTRIES = "2000"
 EVERY_DEFAULT, EVERY_STRICT = 10, 1
+REPLAY = "CIUIC_DOCTOR_REPLAY"
+"""What `ciuic doctor loss` asks of the ranks, JSON; such ranks do nothing else."""
+HANG_S = "CIUIC_DOCTOR_HANG_S"
+"""Seconds of waiting from which on it may be a hang, at least; read by the collector."""

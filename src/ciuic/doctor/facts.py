@@ -4,6 +4,9 @@ PARAMETERS, GRADIENTS, BUFFERS = "params", "grads", "buffers"
 """Facts of a record: root digests. Parameters before the step; gradients as the optimizer gets them; buffers at the
 first forward pass of the step, right after DDP's broadcast."""
 KINDS = (PARAMETERS, GRADIENTS, BUFFERS)
+UNEVEN = "uneven"
+"""Fact of a record: torch's Join has let this rank wait for others that had more inputs, so steps of one number are not
+the same step on all ranks. Fact of a beat: the program uses Join, so ranks may make different calls."""
 LEFT_IN = "left_in"
 """Fact of a bye: the phase in which the program ended."""
 CHILDREN = "children"

@@ -1,5 +1,7 @@
 """Names of facts about calls, waits and times: the probe's watchdog and timers write them, the rules read them."""
 
+from ciuic.doctor import facts
+
 CALLS = "calls"
 """Of a beat: by group, [number, digest] of its calls so far, at the newest number and at the newest multiples of
 powers of two: two ranks that were read at different moments still have a number in common."""
@@ -15,8 +17,7 @@ SAVES = "saves"
 """Of a beat: its stack has a function that saves."""
 PENDING = "pending"
 """Of a beat: by group, [started, done] of torch's Flight Recorder when they differ (DDP's own reductions count)."""
-UNEVEN = "uneven"
-"""Of a beat: the program uses torch's Join: ranks may make different calls."""
+UNEVEN = facts.UNEVEN
 LATE = "late"
 """Of a beat: the probe came after the first calls: numbers of different ranks cannot be compared."""
 STEP_USUAL = "step_s"

@@ -1,16 +1,19 @@
 """`ciuic doctor run`: start a collector, then the program with the probe in it; say what was found."""
 
+import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from ciuic.doctor import environment
+from ciuic.doctor.case import Rule
 from ciuic.doctor.collector import Collector, Options
 from ciuic.doctor.finding import Blind, Incident, Severity
 from ciuic.doctor.incidents import severity_of
@@ -20,6 +23,8 @@ SITE = Path(__file__).parent / "site"
 GRACE_S = 10.0
 """From SIGTERM to SIGKILL for a program that is stopped because of a finding."""
 POLL_S = 0.1
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which batch systems ask a program to save or to end; the program gets them as if it ran alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,8 @@ class Launch:
     adapt: bool = True
     stop_on: Severity | None = None
     """End the program when a finding is at least this severe."""
+    stdout_is_taken: bool = False
+    """The program's own output goes to stderr."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +73,7 @@ def launch(options: Launch, *, told: Callable[[Incident], None], begun: Callable
             worst.append(incident)
 
     if options.collector:
-        code = _wait(_start(options, options.collector, options.token), worst)
+        code = _wait(_start(options, options.collector, options.token), lambda: bool(worst))
         return Outcome(exit_code=code, incidents=[], blind=[], stopped_for=None, ranks=0)
     collector = Collector(
         Options(
@@ -82,7 +89,7 @@ def launch(options: Launch, *, told: Callable[[Incident], None], begun: Callable
     host, port = collector.start()
     try:
         begun(f"{host}:{port}", collector.token)
-        code = _wait(_start(options, f"{host}:{port}", collector.token), worst)
+        code = _wait(_start(options, f"{host}:{port}", collector.token), lambda: bool(worst))
     finally:
         incidents = collector.close()
     return Outcome(
@@ -94,12 +101,47 @@ def launch(options: Launch, *, told: Callable[[Incident], None], begun: Callable
     )
 
 
+def run_until(
+    options: Launch,
+    rule: Rule,
+    *,
+    until: Callable[[], bool],
+    environ: Mapping[str, str],
+    begun: Callable[[str, str], None],
+) -> tuple[int, int]:
+    """Run the program until something holds, with one rule that looks: (exit code, ranks that were heard).
+
+    Raises UsageError when there is no such program, UnreachableError when the collector cannot listen.
+    """
+    if options.collector:
+        return _wait(_start(options, options.collector, options.token, environ), until), 0
+    collector = Collector(
+        Options(folder=options.folder, host=options.host, port=options.port, token=options.token, rules=[rule])
+    )
+    host, port = collector.start()
+    since_s: list[float] = []
+
+    def enough() -> bool:
+        if until() and not since_s:
+            since_s.append(time.monotonic())
+        return bool(since_s) and time.monotonic() - since_s[0] > GRACE_S  # its ranks end by themselves
+
+    try:
+        begun(f"{host}:{port}", collector.token)
+        code = _wait(_start(options, f"{host}:{port}", collector.token, environ), enough)
+    finally:
+        collector.close()
+    return code, len(collector.case.hellos)
+
+
 def _at_least(incident: Incident, limit: Severity) -> bool:
     order = list(Severity)
     return order.index(severity_of(incident.cause)) >= order.index(limit)
 
 
-def _start(options: Launch, address: str, token: str) -> subprocess.Popen[bytes]:
+def _start(
+    options: Launch, address: str, token: str, environ: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     paths = [str(SITE), os.environ.get("PYTHONPATH", "")]
     added = {
         environment.ADDRESS: address,
@@ -108,9 +150,9 @@ def _start(options: Launch, address: str, token: str) -> subprocess.Popen[bytes]
         environment.FOLDER: str(options.folder.absolute()) if not options.collector else "",
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
     }
-    env = {environment.RECORDER: environment.RECORDER_ENTRIES, **os.environ, **added}
+    env = {environment.RECORDER: environment.RECORDER_ENTRIES, **os.environ, **added, **(environ or {})}
     try:
-        return subprocess.Popen(list(options.command), env=env)
+        return subprocess.Popen(list(options.command), env=env, stdout=sys.stderr if options.stdout_is_taken else None)
     except OSError as error:
         raise UsageError(
             f"{options.command[0]} cannot be started",
@@ -119,14 +161,35 @@ def _start(options: Launch, address: str, token: str) -> subprocess.Popen[bytes]
         ) from error
 
 
-def _wait(process: subprocess.Popen[bytes], worst: list[Incident]) -> int:
+def _wait(process: subprocess.Popen[bytes], enough: Callable[[], bool]) -> int:
     """Its exit code; ctrl-c reaches the program by itself, so it is only waited for."""
+    with _signals_passed_on(process):
+        return _wait_for(process, enough)
+
+
+@contextlib.contextmanager
+def _signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    def pass_on(number: int, frame: object) -> None:
+        process.send_signal(number)  # nothing happens when it has ended
+
+    try:
+        before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
+    except ValueError:  # not in the main thread: then signals are somebody else's
+        before = {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait_for(process: subprocess.Popen[bytes], enough: Callable[[], bool]) -> int:
     while True:
         try:
             code = process.wait(POLL_S)
             break
         except subprocess.TimeoutExpired:
-            if worst:
+            if enough():
                 code = _end(process)
                 break
         except KeyboardInterrupt:
@@ -161,7 +224,15 @@ def with_kill(each: psutil.Process) -> None:
 
 
 def check(outcome: Outcome) -> None:
-    """Raises RunFailedError when something critical was found in a program that said it succeeded."""
+    """Raises RunFailedError when the program was ended for a finding, or said that it succeeded and something critical
+    was found."""
+    if outcome.stopped_for is not None:
+        found = outcome.stopped_for.cause
+        raise RunFailedError(
+            f"the program was ended because of {found.code}",
+            cause=found.cause,
+            next=f"`ciuic doctor explain {found.code}`",
+        )
     worst = [incident for incident in outcome.incidents if severity_of(incident.cause) is Severity.CRITICAL]
     if worst and outcome.exit_code == 0:
         raise RunFailedError(

@@ -14,6 +14,8 @@ from ciuic.errors import FrameError
 
 MAX_FRAME_BYTES = 1 << 20
 """Longer frames are refused before anything is allocated for them."""
+PROBE_FAILED = "probe_failed"
+"""Kind of a notice: a part of the probe is off from here on. Facts: `part`, `event`, `error`."""
 _LENGTH = struct.Struct("!I")
 
 Facts = dict[str, Any]

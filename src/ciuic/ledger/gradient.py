@@ -42,6 +42,8 @@ class GradientReplica:
         self.e: Float = np.zeros_like(self.base)
         self.version = 0
         self.digest = ""
+        self.residual = 0.0
+        """Not measured here: what 1-bit leaves out of a gradient is in the next step's."""
         self.counters: tuple[int, ...] = ()
         self.in_flight: InFlight | None = None
         self.e_before: Float = self.e
@@ -138,8 +140,8 @@ class GradientReplica:
             self.e = self.e_before = np.zeros_like(self.e)  # it was in other units
         self.phase = header.step.next_phase
         theta[:] = self.vectors.from_host(self.base)
-        self.version, self.counters = header.version, header.counters
-        self.digest = base_digest(self.base, self.counters)
+        digest = base_digest(self.base, header.counters)
+        self.version, self.counters, self.digest = header.version, header.counters, digest  # together: others look
         check_result(self, entry)
 
     def reject(self) -> None:

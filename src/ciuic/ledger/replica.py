@@ -9,6 +9,7 @@ The progress of each step sits in exactly one of {p, F, base via q, e}. theta be
 vector of the same back end.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -88,6 +89,8 @@ class Replica:
         self.F: Any = vectors.zeros(shape.element_count)
         self.version = 0
         self.digest = ""
+        self.residual = 0.0
+        """Length of the residual after the latest push, over the length of what was to be pushed."""
         self.counters: tuple[int, ...] = ()
         self.in_flight: InFlight | None = None
         self.progress = Progress()
@@ -138,6 +141,7 @@ class Replica:
                 next="lower the learning rate or use bf16 instead of fp16; this node goes on from the base",
             )
         self.e, self.e_before = self.e_before, self.e
+        self.residual = _over(self.e, self.F)
         self.in_flight = self.progress.take_off(sequence, codec=self.codec_up, payload=payload, version=self.version)
         self.progress, self.has_stepped = Progress(), False
         return self.in_flight
@@ -172,8 +176,8 @@ class Replica:
         else:
             theta += self.base
             theta += self.F
-        self.version, self.counters = header.version, header.counters
-        self.digest = base_digest(self.vectors.to_host(self.base), self.counters)
+        digest = base_digest(self.vectors.to_host(self.base), header.counters)
+        self.version, self.counters, self.digest = header.version, header.counters, digest  # together: others look
         check_result(self, entry)
 
     def reject(self) -> None:
@@ -197,6 +201,12 @@ class Replica:
             self.progress, self.has_stepped = again, True
         self.F[:] = 0
         self.in_flight = None
+
+
+def _over(residual: Any, pushed: Any) -> float:
+    """How long one vector is in lengths of another; 0 when that has none."""
+    square = float(pushed @ pushed)
+    return math.sqrt(float(residual @ residual) / square) if square > 0 else 0.0
 
 
 class Versioned(Protocol):

@@ -282,6 +282,10 @@ class ReportRequest(Message):
     tokens: int
     loss: float | None = None
     base_versions: list[int] = []
+    base_digests: list[str] = []
+    """Of these versions here."""
+    residuals: list[float] = []
+    """By fragment, of the latest push: what compression left out, over the length of what was to be pushed."""
     wall_s: float = 0.0
     """Since the first step."""
     compute_s: float = 0.0
@@ -458,6 +462,19 @@ class Verdict(Message):
     """File on the node that has its whole output."""
 
 
+class RunFinding(Message):
+    """Something that is wrong in a run, as the doctor's rules find it (`ciuic doctor explain CODE`)."""
+
+    code: str
+    severity: str
+    """note, warning, critical."""
+    cause: str
+    fix: str
+    nodes: list[str] = []
+    version: int = 0
+    """At which it was found."""
+
+
 class RunInfo(Message):
     run_id: str
     name: str
@@ -477,6 +494,8 @@ class RunInfo(Message):
     evaluations: list[EvaluationPoint] = []
     rounds: list[RoundInfo] = []
     """The latest rounds (at most 200)."""
+    findings: list[RunFinding] = []
+    """What is wrong now, the worst first."""
     samples: SampleCounts = SampleCounts()
     push_bytes: int = 0
     entry_bytes: int = 0

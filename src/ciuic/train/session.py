@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ciuic.errors import CiuicError, TrainingLoopError
+from ciuic.errors import CiuicError, DigestMismatchError, TrainingLoopError
 from ciuic.job import Job
 from ciuic.ledger.intervals import Range
 from ciuic.train.approach import Approach
@@ -202,7 +202,11 @@ class Run:
             return  # a step without a batch of the loader (a second optimizer, a warm-up step)
         self._count_taken()
         with self._meter.communicating():
-            changed = self._engine.boundary() if self._engine else False
+            try:
+                changed = self._engine.boundary() if self._engine else False
+            except DigestMismatchError as error:  # the program ends with it; the hub should know that it was this
+                self.close(error)
+                raise
             self._follow("again", changed)
         self._meter.boundary()
 

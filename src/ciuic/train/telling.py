@@ -70,7 +70,11 @@ class Telling:
 
     def report(self, *, final: bool) -> m.ReportRequest:
         """The worker in numbers."""
-        meter = self.meter
+        meter, replicas = self.meter, self.machine.replicas
+        versions = [r.version for r in replicas]
+        digests = [r.digest for r in replicas]
+        if versions != [r.version for r in replicas]:  # the training thread is moving a base just now
+            digests = []
         courier_cpu_s = sum(self.courier.cpu_s.values()) + self.other_cpu_s()
         return m.ReportRequest(
             incarnation=self.machine.place.incarnation,
@@ -78,7 +82,9 @@ class Telling:
             samples=meter.samples,
             tokens=meter.tokens,
             loss=self.loss(),
-            base_versions=[r.version for r in self.machine.replicas],
+            base_versions=versions,
+            base_digests=digests,
+            residuals=[r.residual for r in replicas],
             wall_s=meter.wall_s,
             compute_s=meter.compute_s,
             communication_s=meter.communication_s,
@@ -87,5 +93,5 @@ class Telling:
             longest_stall_s=meter.longest_stall_s,
             step_s=meter.step_s,
             pushes=meter.pushes,
-            final_digests=[r.digest for r in self.machine.replicas] if final else [],
+            final_digests=[r.digest for r in replicas] if final else [],
         )

@@ -27,6 +27,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=96, help="of the model: 3300 make it a snapshot of 4 MiB")
     parser.add_argument("--batch-norm", action="store_true")
     parser.add_argument("--nan", default="", help="NODE:STEP at which the loss is not a number, once")
+    parser.add_argument("--noise", default="", help="NODE whose targets are drawn by lot")
+    parser.add_argument("--bit", default="", help="NODE:STEP at which a number of the base changes in memory, once")
     parser.add_argument("--crash-at", type=int, default=0, help="step at which every process raises")
     return parser.parse_args()
 
@@ -44,6 +46,7 @@ def main() -> None:
     model, optimizer, loader = run.prepare(model, optimizer, loader)
     name = f"{run.node_id}.{run.rank}.{os.getpid()}"
     record = tiny_task.Record(options.records, name)
+    bit_node, _, bit_step = options.bit.partition(":")
     nan_node, _, nan_step = options.nan.partition(":")
     slow_node, _, factor = options.slow.partition(":")
     step_s = options.step_s * (float(factor) if run.node_id == slow_node else 1.0)
@@ -51,7 +54,12 @@ def main() -> None:
     for step, batch in enumerate(loader, start=1):
         began = time.monotonic()
         tiny_task.set_rate(optimizer, options.lr, run.progress)
+        if run.node_id == options.noise:
+            batch["target"] = torch.randint(0, tiny_task.VOCABULARY, batch["target"].shape)
         loss = tiny_task.loss_of(model, batch["context"], batch["target"])
+        if run.node_id == bit_node and step == int(bit_step) and not (options.records / "bit").exists():
+            (options.records / "bit").touch()
+            run._engine.machine.replicas[0].base[0] += 0.5
         if run.node_id == nan_node and step == int(nan_step):
             loss = loss * float("nan")
         if step == options.crash_at:

@@ -167,7 +167,7 @@ def test_announced_calls_that_do_not_fit_are_found_before_they_end_the_processes
 
 
 def test_last_words_are_compared_when_nobody_can_be_asked_any_more():
-    case, asked = _case()
+    case, _ = _case()
     rule = CallOrder()
     for rank, name in ((0, "a"), (1, "b")):
         words = {CALLS: {"0": [[1, name.encode()]]}, HISTORY: {"0": {"calls": _rows(name), "recorder": []}}}
@@ -181,3 +181,12 @@ def test_equal_calls_in_different_steps_are_told_apart():
     first = steps_differ({0: _rows("a", "a", steps=[1, 9]), 1: _rows("a", "a", steps=[1, 11])})
     assert first is not None
     assert first[0] == 2
+
+
+def test_the_two_ends_of_a_send_make_different_calls():
+    case, asked = _case()
+    rule = CallOrder()
+    for rank, name in ((0, "send"), (1, "recv")):
+        facts = {"group": "0", "number": 0, "name": name, "detail": "", "site": "p.py:1 in f", "step": 0, "ranks": []}
+        assert list(rule.notice(case, Notice(rank=rank, step=0, kind=NEW_CALL, facts=facts))) == []
+    assert asked == []

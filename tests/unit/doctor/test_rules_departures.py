@@ -137,3 +137,18 @@ def test_a_person_who_ends_the_run_is_no_fault(how: str):
     world.leaves(0, how)
     world.leaves(1, how)
     assert not world.end()
+
+
+@pytest.mark.parametrize(
+    ("how", "left_in"),
+    [
+        ("TypeError: the hook required CUDA 11+ and NCCL 2.10+", "start"),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", "start"),
+    ],
+)
+def test_an_error_of_the_programs_own_that_names_a_library_is_no_broken_connection(how, left_in):
+    world = World()
+    for rank in (0, 1):
+        world.leaves(rank, how, left_in, step=0)
+    assert world.later(10.0) == []
+    assert world.end() == []

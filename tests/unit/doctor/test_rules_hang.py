@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from ciuic.doctor.case import Asked, Case
+from ciuic.doctor.environment import HANG_S
 from ciuic.doctor.facts import LEFT_IN
 from ciuic.doctor.facts_waiting import CPU, HISTORY, OPEN, STEP_USUAL, STILL, WAITS
 from ciuic.doctor.finding import Finding, Severity
 from ciuic.doctor.record import Beat, Bye, Hello
-from ciuic.doctor.rules.hang import HANG_S, Hang
+from ciuic.doctor.rules.hang import Hang
 
 LIMIT_S = 3.0
 CALL = {"group": "0", "number": 12, "name": "all_reduce", "detail": "", "site": "train.py:9 in main", "ranks": []}

@@ -232,3 +232,34 @@ def test_ranks_without_comparable_parameters_are_left_alone():
     for step in (1, 2):
         ranks.step(step)
     assert ranks.end() == []
+
+
+def test_what_is_trained_beside_the_wrapper_is_a2_when_it_began_equal():
+    ranks = apart(make(), w=(A, B), b=A)
+    for rank in (0, 1):
+        ranks.tell(rank, "unregistered", ["w"], how=["beside"])
+    for step in (1, 2):
+        ranks.step(step)
+    assert ranks.end() == ["A2"]
+    assert "in no DistributedDataParallel" in ranks.findings[0].cause
+
+
+def test_what_is_trained_beside_the_wrapper_and_began_apart_is_each_ranks_own():
+    ranks = make()
+    for rank in (0, 1):
+        ranks.tell(rank, "unregistered", ["head"], how=["beside"])
+    for step in (1, 2, 3):
+        ranks.hold("params", step, w=A, head=(A, B))
+        ranks.hold("grads", step, w=A, head=(A, B))
+        ranks.step(step)
+    assert ranks.end() == []
+
+
+def test_gradients_and_parameters_that_differ_from_one_sample_on_are_the_gradients_fault():
+    ranks = make()
+    for step, same in ((1, True), (4, True), (10, False), (20, False)):
+        ranks.hold("params", step, w=A if same else (A, B), b=A if same else (A, B))
+        ranks.hold("grads", step, w=A if same else (A, B), b=A)
+        ranks.step(step)
+    assert ranks.end() == ["A6"]
+    assert ranks.findings[0].step == 10

@@ -19,6 +19,7 @@ CLASSES = {
     "J": "hang, order of calls",
     "K": "network, launch, clock",
     "L": "stragglers and slow links",
+    "M": "a ledger run of Ciuic",
 }
 
 

@@ -118,7 +118,7 @@ _B4 = Code(
     ),
     example=(
         "```python\nmodel = model.to(torch.bfloat16)\noptimizer = AdamW(model.parameters(), lr=1e-6)\n```\n\n"
-        "torch says nothing. The doctor: `body.0.weight and 11 more gets gradients but does not move: updates"
+        "torch says nothing. The doctor: `body.0.weight and 11 more: gradients come and nothing moves: updates"
         " of about 1.0e-06 are smaller than half the distance between two bfloat16 numbers there`."
     ),
     depth=1,

@@ -88,7 +88,8 @@ _C3 = Code(
     fixes="```python\nwith torch.autocast(device, dtype=torch.bfloat16):\n    loss = model(x)\n```",
     example=(
         "```python\nwith torch.autocast('cuda', dtype=torch.float16):\n    loss = model(x)\nloss.backward()\n"
-        "```\n\ntorch says nothing. The doctor names the share of zeros."
+        "```\n\ntorch says nothing. The doctor: `71% of the gradient's elements are "
+        "exactly zero: they were too small for float16, and there is no loss scale`."
     ),
     explains=(
         "CIUIC-F7",

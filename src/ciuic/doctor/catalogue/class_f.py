@@ -186,7 +186,8 @@ _F7 = Code(
     fixes="```python\nwith torch.autocast('cuda', dtype=torch.bfloat16):\n    loss = model(x)\n```",
     example=(
         "```python\nwith torch.autocast('cpu', dtype=torch.float16):\n    loss = model(x).mean() * 1e-5\n"
-        "loss.backward()\n```\n\ntorch says nothing. The doctor names the shares."
+        "loss.backward()\n```\n\ntorch says nothing. The doctor: `float16 without a loss scale: 62% of "
+        "the gradient elements looked at are zero and 95% of the others are below float16's smallest normal number`."
     ),
     depth=1,
 )

@@ -176,7 +176,8 @@ _G7 = Code(
     fixes="",
     example=(
         "```python\nscheduler.step()\noptimizer.step()\n```\n\n"
-        "torch warns once: `Detected call of lr_scheduler.step() before optimizer.step()`. So does the doctor."
+        "torch warns once: `Detected call of lr_scheduler.step() before optimizer.step()`. The doctor: "
+        "`LambdaLR steps before the optimizer's first step: the first value of the schedule is never used`."
     ),
     depth=1,
 )

@@ -28,7 +28,7 @@ CODES: tuple[Code, ...] = (
         severity=Severity.WARNING,
         meaning="The loop waits for its next batch: on one rank, and then the others wait for that rank, or on "
         "all of them.",
-        detection="The time in the data loader's `next`, as in CIUIC-L1. For all ranks it must be  more than 60 % "
+        detection="The time in the data loader's `next`, as in CIUIC-L1. For all ranks it must be more than 60 % "
         "of a step and 50 ms, in three records in a row.",
         fix="more num_workers, a larger prefetch_factor, or data that lie nearer",
         fixes="`DataLoader(..., num_workers=4, persistent_workers=True, prefetch_factor=4)`; decode and resize "
@@ -46,7 +46,7 @@ CODES: tuple[Code, ...] = (
         "DDP's reductions after the last gradient), less the time in which threads of a rank could run "
         "and got no processor: more than a third of a step and 15 ms, in two records in a row. A rank "
         "that is late does not wait itself.",
-        fix="check the interface and its speed (`ciuic bench network`), reduce less often or compress",
+        fix="check the interface and its speed (`iperf3` between the nodes), reduce less often or compress",
         fixes="Gradient accumulation under `no_sync()`, `bf16` compression hooks, or Ciuic's own modes for slow "
         "links; larger buckets when there are many small reductions.",
         example="`communication takes 61.0 of 64.2 ms a step even on rank 0, which waits least: the link is slow, "

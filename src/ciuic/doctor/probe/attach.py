@@ -9,13 +9,16 @@ from typing import Any
 from ciuic.doctor.environment import ADDRESS, EVERY, EVERY_DEFAULT, TOKEN
 from ciuic.doctor.facts import LEFT_IN
 from ciuic.doctor.probe.calls import Calls
+from ciuic.doctor.probe.compiled import has_compiled
 from ciuic.doctor.probe.courier import Courier
+from ciuic.doctor.probe.here import HERE
 from ciuic.doctor.probe.hooks import hook_model, install
 from ciuic.doctor.probe.later import attach_later
 from ciuic.doctor.probe.part import Model, Part
 from ciuic.doctor.probe.parts import all_parts
 from ciuic.doctor.probe.patches import Patches
 from ciuic.doctor.probe.probe import Probe
+from ciuic.doctor.record import PROBE_FAILED
 
 
 class _Models(Part):
@@ -39,28 +42,22 @@ class Attached:
 
     def close(self) -> None:
         """Last words to the collector; torch is as it was."""
-        if self not in _HERE:
+        if self not in HERE:
             return
-        _HERE.remove(self)
+        HERE.remove(self)
         atexit.unregister(self.close)
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._hook
         self.patches.undo()
+        if not self.probe.step and has_compiled():
+            error = "torch.compile was used and no step of an optimizer was seen: a compiled step cannot be looked at"
+            self.probe.note(PROBE_FAILED, part="hooks", event="step", error=error)
         left_in = self.probe.enter("end")  # not `other`: an error ended it there, even one that somebody caught
         self.probe.courier.close(self._how, **{LEFT_IN: left_in, **self.probe.gather("ends")})
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
         self._how = f"{kind.__name__}: {error}".splitlines()[0][:300]
         self._hook(kind, error, trace)
-
-
-_HERE: list[Attached] = []
-"""The one of this process, while it looks; a list because it begins and ends."""
-
-
-def attached() -> Attached | None:
-    """The probe of this process, when there is one."""
-    return _HERE[-1] if _HERE else None
 
 
 def attach(address: tuple[str, int], token: str, *, rank: int, world: int, every: int = 10) -> Attached:
@@ -76,7 +73,7 @@ def attach(address: tuple[str, int], token: str, *, rank: int, world: int, every
     Calls(probe, patches)
     courier.start(probe)
     found = Attached(probe, patches)
-    _HERE.append(found)
+    HERE.append(found)
     return found
 
 

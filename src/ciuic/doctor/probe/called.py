@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ciuic.doctor.probe.compiled import has_compiled
+
 FRAMES_MAX = 80
 CALLED, REENTRANT, WITHOUT = "called", "reentrant", "without"
 
@@ -55,6 +57,8 @@ class Called:
             self._how[key] = REENTRANT if _in_checkpoint() else WITHOUT
 
     def _is_compiled(self) -> bool:
+        if has_compiled():
+            return True
         if "torch._dynamo.eval_frame" not in sys.modules:
             return False
         kind = sys.modules["torch._dynamo.eval_frame"].OptimizedModule

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ciuic.doctor.probe.part import Call
 from ciuic.doctor.probe.patches import Patches
-from ciuic.doctor.probe.probe import Probe, site
+from ciuic.doctor.probe.probe import Probe
+from ciuic.doctor.probe.stack import site
 
 METHODS = {
     "allreduce": "all_reduce",

@@ -57,6 +57,12 @@ def model_of(root: nn.Module, index: int) -> Model:
     return Model(index=index, module=module, kind="sharded" if sharded else "plain")
 
 
+def wrapper_of(module: nn.Module) -> nn.Module:
+    """The DistributedDataParallel around a module that is in use somewhere, else the module itself."""
+    wrappers = (item for item in gc.get_objects() if issubclass(type(item), DistributedDataParallel))
+    return next((wrapper for wrapper in wrappers if getattr(wrapper, "module", None) is module), module)
+
+
 def _parameters(module: nn.Module) -> Iterable[nn.Parameter]:
     try:
         return list(module.parameters())

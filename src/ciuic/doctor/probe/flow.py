@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ciuic.doctor.facts_model import EXCHANGE, FLOW, UNTOUCHED
+from ciuic.doctor.probe.compiled import has_compiled
 from ciuic.doctor.probe.named import is_distributed, mode_of, models_of, names_of, own_parameters
 from ciuic.doctor.probe.namesake import Names
 from ciuic.doctor.probe.part import Call, Model, Part, Step
@@ -31,6 +32,7 @@ class _Count:
         self.backwards = 0
         self.passes: dict[int, list[int]] = {}
         self.no_sync = 0
+        self.exchanges = 0
 
 
 class Flow(Part):
@@ -42,8 +44,8 @@ class Flow(Part):
         self._backwards = self._no_sync = 0
         self._where = "start"
         self._elements = {"gradients": 0, "parameters": 0}
-        self._is_late = False
-        self._exchanges, self._is_fresh = 0, False
+        self._is_late, self._has_stepped = False, False
+        self._exchanges = 0
         self._size: int | None = None
         self._begun: dict[int, tuple[int, int]] | None = None
         self._untouched: dict[int, list[int]] = {}
@@ -81,6 +83,9 @@ class Flow(Part):
             self._is_late = self._elements["gradients"] >= self._least()
         if self._where == "parameters":
             self._close_parameters()
+        if self._has_stepped:  # by one optimizer or by several: all of them had the same gradients
+            self._has_stepped, self._is_late = False, False
+            self._elements["gradients"] = 0
         self._where = "backward"
         self._begun = self._snapshot() if self._is_close() else None
 
@@ -119,12 +124,11 @@ class Flow(Part):
         if step.due and step.closure:
             self._tell(step)
         count = self._since.setdefault(step.index, _Count())
-        count.backwards, count.no_sync = self._backwards, self._no_sync
+        count.backwards, count.no_sync, count.exchanges = self._backwards, self._no_sync, self._exchanges
         count.passes = {model.index: list(model.passes) for model in self.probe.models}
-        kept = self._elements["parameters"] if self._where == "parameters" else 0  # between steps of two optimizers
-        self._where = "parameters"
-        self._elements = {"gradients": 0, "parameters": kept}
-        self._is_late = self._is_fresh = False
+        if self._where != "parameters":  # else between steps of two optimizers
+            self._elements["parameters"] = 0
+        self._where, self._has_stepped = "parameters", True
 
     def _tell(self, step: Step) -> None:
         models = models_of(step.optimizer, self.probe.models)
@@ -135,11 +139,14 @@ class Flow(Part):
             before = count.passes.get(model.index, [0, 0, 0, 0])
             sums = [total + now - then for total, now, then in zip(sums, model.passes, before, strict=False)]
             last = min(last, model.passes[3]) if model.passes[1] > before[1] else last
-        no_sync = self._no_sync - count.no_sync
-        step.facts[FLOW] = [self._backwards - count.backwards, *sums, last, no_sync]
+        no_sync, backwards = self._no_sync - count.no_sync, self._backwards - count.backwards
+        if not any(sums) and has_compiled():  # compiled passes are not seen: taken to be as they should be
+            sums = [backwards] * 3
+        step.facts[FLOW] = [backwards, *sums, last, no_sync]
         exchanged = self._elements["gradients"] >= self._least(step.optimizer)
         if exchanged or self._exchanges or self._is_late:
-            step.facts[EXCHANGE] = [int(exchanged), int(self._is_late), self._exchanges, int(self._is_fresh)]
+            is_fresh = int(self._exchanges > count.exchanges)
+            step.facts[EXCHANGE] = [int(exchanged), int(self._is_late), self._exchanges, is_fresh]
         self._tell_untouched(step, models)
 
     def _tell_untouched(self, step: Step, models: list[Model]) -> None:
@@ -163,7 +170,7 @@ class Flow(Part):
         """The steps are over for now, the next pass begins: was it parameters that were exchanged?"""
         if self._elements["parameters"] < self._least():
             return
-        self._exchanges, self._is_fresh = self._exchanges + 1, True
+        self._exchanges += 1
         if self._exchanges <= EXTRA_CLOSE or self._exchanges % 10 == 0:
             for index, optimizer in enumerate(self.probe.optimizers):
                 if mode_of(models_of(optimizer, self.probe.models)) in ("plain", "local", "ddp"):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -34,13 +35,18 @@ def install(probe: Probe) -> Patches:
     _states(probe, patches)
     _data(probe, patches)
     _saved_tensors(probe, patches)
+    _joins(probe, patches)
     return patches
 
 
 def hook_model(probe: Probe, model: Model, patches: Patches) -> None:
     """Forward passes of one model."""
 
+    # where torch.compile traces a hook, it must find nothing: anything else would break the graph or compile anew
+
     def begin(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
         if torch.is_grad_enabled():
             model.forwards += 1
             model.passes[0] += 1
@@ -48,10 +54,14 @@ def hook_model(probe: Probe, model: Model, patches: Patches) -> None:
         probe.emit("forward_begin", model, inputs, keywords)
 
     def end(module: nn.Module, inputs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         probe.emit("forward_end", model, output)
         probe.enter("other")
 
     def through(module: nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         probe.emit("wrapper_begin", model)
         if torch.is_grad_enabled():
             synced = bool(getattr(module, "require_backward_grad_sync", True))
@@ -59,20 +69,36 @@ def hook_model(probe: Probe, model: Model, patches: Patches) -> None:
             model.synced_forwards += synced
             model.passes[1:] = [model.passes[1] + 1, model.passes[2] + synced, int(synced)]
 
-    patches.handle(model.module.register_forward_pre_hook(begin, with_kwargs=True))
-    patches.handle(model.module.register_forward_hook(end))
+    def around(original: Original) -> Original:
+        def call(*inputs: Any, **keywords: Any) -> Any:
+            begin(model.module, inputs, keywords)
+            output = original(*inputs, **keywords)
+            end(model.module, inputs, output)
+            return output
+
+        return call
+
+    if getattr(model.module, "_compiled_call_impl", None) is not None:  # module.compile(): it traces its own hooks
+        patches.around(model.module, "_compiled_call_impl", around)
+    else:
+        patches.handle(model.module.register_forward_pre_hook(begin, with_kwargs=True))
+        patches.handle(model.module.register_forward_hook(end))
     if model.wrapper is not None:
         patches.handle(model.wrapper.register_forward_pre_hook(through))
 
 
 def _optimizers(probe: Probe, patches: Patches) -> None:
     def before(optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
         closure = keywords.get("closure", arguments[1] if len(arguments) > 1 else None)
         step = probe.attempt(optimizer, closure=callable(closure))
         probe.enter("step")
         probe.emit("before_step", step)
 
     def after(optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         step = probe.attempt(optimizer, closure=False)
         step.taken = True
         probe.finish(step)
@@ -322,6 +348,18 @@ def _saved_tensors(probe: Probe, patches: Patches) -> None:
 
     patches.around(kind, "__enter__", enter)
     patches.around(kind, "__exit__", leave)
+
+
+def _joins(probe: Probe, patches: Patches) -> None:
+    def make(original: Original) -> Original:
+        def _get_num_nonjoined_procs(join: Join) -> Any:
+            others = original(join)
+            probe.is_uneven = probe.is_uneven or bool(others)  # they go on without this rank's inputs
+            return others
+
+        return _get_num_nonjoined_procs
+
+    patches.around(Join, "_get_num_nonjoined_procs", make)
 
 
 def initialised() -> bool:

@@ -5,9 +5,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim import Optimizer
 
 Start = Callable[[int, int], None]
 
@@ -15,8 +16,7 @@ Start = Callable[[int, int], None]
 def attach_later(start: Start) -> None:
     """Call `start(rank, world)` once in each process (forked ones too) that trains."""
     begun: set[int] = set()
-    handles: list[Any] = []
-    original = dist.init_process_group
+    original, make = dist.init_process_group, Optimizer.__init__
 
     def begin(rank: int, world: int) -> None:
         if os.getpid() not in begun:
@@ -30,11 +30,15 @@ def attach_later(start: Start) -> None:
         return result
 
     def first_step(*_: Any) -> None:
-        for handle in handles:
-            handle.remove()
-        if not dist.is_initialized():
+        if not torch.compiler.is_compiling() and not dist.is_initialized():
             begin(0, 1)
+
+    @functools.wraps(make)
+    def init(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> None:
+        make(optimizer, *arguments, **keywords)
+        # a hook of its own, not a global one: torch goes through the global ones next, and they are added meanwhile
+        optimizer.register_step_pre_hook(first_step)
 
     for module in (dist, distributed_c10d):
         setattr(module, "init_process_group", init_process_group)  # noqa: B010 - its wrapper's type is wider
-    handles.append(register_optimizer_step_pre_hook(first_step))
+    setattr(Optimizer, "__init__", init)  # noqa: B010 - as above

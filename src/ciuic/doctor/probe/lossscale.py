@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 from ciuic.doctor.facts_training import FORM, LOSS, PASSES, REDUCED, WITNESS
 from ciuic.doctor.probe.lossgraph import Form, read_form
 from ciuic.doctor.probe.part import Call, Model, Part, Step
-from ciuic.doctor.probe.probe import Probe, site
+from ciuic.doctor.probe.probe import Probe
 from ciuic.doctor.probe.spans import Spans
+from ciuic.doctor.probe.stack import site
 from ciuic.doctor.probe.witness import UNKNOWN, Witness
 
 REDUCTIONS = ("all_reduce", "all_reduce_coalesced", "reduce")

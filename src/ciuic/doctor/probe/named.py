@@ -44,14 +44,20 @@ def names_of(models: Iterable[Model]) -> dict[int, str]:
     return names
 
 
-def named_parameters(optimizer: Optimizer, models: Iterable[Model]) -> dict[str, Tensor]:
-    """All parameters of the models that an optimizer trains, and strangers among its own."""
+def named_parameters(
+    optimizer: Optimizer, models: Iterable[Model], others: Iterable[Optimizer] = ()
+) -> dict[str, Tensor]:
+    """All parameters of the models that an optimizer trains, but those that only others train; and strangers among its
+    own."""
     mine = models_of(optimizer, models)
+    own = {id(parameter) for parameter in own_parameters(optimizer)}
+    theirs = {id(parameter) for other in others for parameter in own_parameters(other)} - own
     names = names_of(mine)
     found: dict[str, Tensor] = {}
     for model in mine:
         for _, parameter in model.parameters():
-            found.setdefault(names[id(parameter)], parameter)
+            if id(parameter) not in theirs:
+                found.setdefault(names[id(parameter)], parameter)
     for at, parameter in enumerate(own_parameters(optimizer)):
         if id(parameter) not in names:
             found[f"{STRANGER}.{at}"] = parameter

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from ciuic.doctor.facts_model import NAMES, NAMES_MAX, OUTSIDE, WRITTEN
 from ciuic.doctor.probe.named import has_memory, is_distributed, named_parameters
@@ -36,6 +37,11 @@ class Outside(Part):
         self._named.clear()
         self._versions.clear()
 
+    def optimizer_found(self, optimizer: Optimizer, index: int) -> None:
+        """Some of the parameters may be its own."""
+        self._named.clear()
+        self._versions.clear()
+
     def loaded(self, target: Any, state: Any, result: Any) -> None:
         """The likely writer."""
         self._loaded = self._loaded or isinstance(target, nn.Module)
@@ -52,7 +58,7 @@ class Outside(Part):
         if not is_distributed():
             return
         if step.due or step.index not in self._named:
-            named = named_parameters(step.optimizer, self.probe.models)
+            named = named_parameters(step.optimizer, self.probe.models, self.probe.others(step.index))
             self._named[step.index] = dict(list(named.items())[:PARAMETERS_MAX])
         tensors = self._named[step.index].values()
         self._versions[step.index] = [tensor._version for tensor in tensors]

@@ -168,7 +168,7 @@ class Ownership(Part):
     def _shared(self, step: Step, own: list[Tensor], names: dict[int, str]) -> None:
         ids = {id(parameter) for parameter in own if parameter.grad is not None}
         for index, other in enumerate(self.probe.optimizers):
-            if index == step.index or self._open[:-1]:  # inside another one's step: its own tool
+            if index == step.index or index in self.probe.tools or step.index in self.probe.tools:
                 continue
             both = [parameter for parameter in own_parameters(other) if id(parameter) in ids]
             before = self._seen.get((step.index, index), -1)

@@ -1,8 +1,12 @@
 """All parts of the probe, in the order in which they get events."""
 
+import os
+
+from ciuic.doctor.environment import REPLAY
 from ciuic.doctor.probe.averages import Averages
 from ciuic.doctor.probe.cuts import Cuts
 from ciuic.doctor.probe.feeding import Feeding
+from ciuic.doctor.probe.first_batch import FirstBatch
 from ciuic.doctor.probe.flow import Flow
 from ciuic.doctor.probe.launched import Launched
 from ciuic.doctor.probe.lossscale import LossScale
@@ -22,7 +26,9 @@ from ciuic.doctor.probe.watchdog import Watchdog
 
 
 def all_parts(probe: Probe) -> list[Part]:
-    """One of each."""
+    """One of each; under `ciuic doctor loss` only the one that replays."""
+    if os.environ.get(REPLAY):
+        return [FirstBatch(probe)]
     model = [kind(probe) for kind in (Flow, Registered, Ownership, Stale, Cuts, Outside, Movement, Averages)]
     return [
         Replicas(probe),

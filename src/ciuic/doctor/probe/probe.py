@@ -1,21 +1,20 @@
 """The probe: gives events to the parts, counts steps, sends records. One for a process."""
 
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from ciuic.doctor.facts import UNEVEN
 from ciuic.doctor.facts_training import TAKEN
 from ciuic.doctor.probe.courier import Courier
 from ciuic.doctor.probe.discover import find_models
 from ciuic.doctor.probe.part import Model, Part, Step
-from ciuic.doctor.probe.stack import NOT_THE_PROGRAM
-from ciuic.doctor.record import Facts, Notice, Question, Record
+from ciuic.doctor.record import PROBE_FAILED, Facts, Notice, Question, Record
 from ciuic.doctor.sampling import COST, STEP_TIME, Sampler
 
 FACTS_BYTES_MAX = 1024
@@ -36,6 +35,10 @@ class Probe:
         """The thread that trains: at first the one that made this."""
         self.spent_s: dict[str, float] = {}
         """Wall time of the training thread by phase, up to the last change."""
+        self.is_uneven = False
+        """Join has let this rank wait for others that had more inputs: steps of a number are not the same step."""
+        self.tools: set[int] = set()
+        """Optimizers that step inside another one's step: what they do is the other one's."""
         self.step = 0
         """Attempts of the first optimizer so far."""
         self.extra: set[tuple[int, int]] = set()
@@ -116,11 +119,16 @@ class Probe:
         while line is not None and line.tb_next is not None:
             line = line.tb_next
         where = f"{line.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{line.tb_lineno}" if line is not None else ""
-        self.note("probe_failed", part=owner, event=event, error=f"{type(error).__name__}: {error} ({where})"[:300])
+        self.note(PROBE_FAILED, part=owner, event=event, error=f"{type(error).__name__}: {error} ({where})"[:300])
 
     def mute(self, wanted: bool) -> None:
         """Whether the calling thread's events are let through: for measuring what looking costs."""
         self._inside.now = wanted
+
+    @property
+    def is_mute(self) -> bool:
+        """Whether the calling thread's events are not let through now."""
+        return bool(getattr(self._inside, "now", False))
 
     # ---- what parts and hooks say ------------------------------------------------------------------------------------
 
@@ -158,6 +166,12 @@ class Probe:
         self.emit("optimizer_found", optimizer, index)
         return index
 
+    def others(self, index: int) -> list[Optimizer]:
+        """The optimizers beside this one that are nobody's tools; none for a tool."""
+        if index in self.tools:
+            return []
+        return [each for at, each in enumerate(self.optimizers) if at != index and at not in self.tools]
+
     def number_of(self, index: int) -> int:
         """Attempts of an optimizer so far."""
         return self._numbers.get(index, 0)
@@ -171,6 +185,8 @@ class Probe:
         if known is not None:  # the scaler has opened it
             known.closure = known.closure or closure
             return known
+        if self._open:
+            self.tools.add(index)
         number = self._numbers[index] = self._numbers.get(index, 0) + 1
         self.thread = threading.get_ident()
         if index == 0:
@@ -200,6 +216,8 @@ class Probe:
             step.facts[STEP_TIME] = (now_s - self._last_s) / steps
             step.facts[COST] = self._cost_ns / 1e9
             self._last_s, self._last_number, self._cost_ns = now_s, step.number, 0
+        if self.is_uneven:
+            step.facts[UNEVEN] = True
         step.facts[TAKEN] = self._taken.get(step.index, 0)
         record = Record(rank=self.rank, optimizer=step.index, step=step.number, time_s=time.time(), facts=step.facts)
         self.courier.send(record)
@@ -218,15 +236,3 @@ def ranks_here() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
-
-
-def site(skip: Iterable[str] = NOT_THE_PROGRAM) -> str:
-    """File, line and function of the nearest frame that belongs to the program."""
-    frame = sys._getframe(1)
-    last = frame
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.partition(".")[0] not in skip and not frame.f_code.co_filename.startswith("<"):
-            return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno} in {frame.f_code.co_name}"
-        last, frame = frame, frame.f_back
-    return f"{last.f_code.co_filename.rsplit('/', 1)[-1]}:{last.f_lineno} in {last.f_code.co_name}"

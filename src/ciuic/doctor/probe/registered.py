@@ -3,14 +3,16 @@
 from typing import Any
 
 from torch.autograd.graph import get_gradient_edge
+from torch.distributed.tensor import DTensor
 
 from ciuic.doctor.facts_model import UNREGISTERED
+from ciuic.doctor.probe.named import models_of, names_of, own_parameters
 from ciuic.doctor.probe.namesake import Names
 from ciuic.doctor.probe.part import Model, Part, Step
 
 HOOKS_STEPS = 3
 """Up to this step each parameter's hook is looked up: that costs some microseconds."""
-UNFROZEN, ADDED, IGNORED, LOST = "unfrozen", "added", "ignored", "hooks lost"
+UNFROZEN, ADDED, IGNORED, LOST, BESIDE = "unfrozen", "added", "ignored", "hooks lost", "beside"
 
 
 class _Wrap:
@@ -48,9 +50,20 @@ class Registered(Part):
                 wrap = self._wraps.get(model.index)
                 if wrap is not None:
                     found.update(_compare(model, wrap, deep=step.number <= HOOKS_STEPS))
+            found.update(self._beside(step))
             if step.number > HOOKS_STEPS and not found:
                 return  # what was told of hooks stays true
             self._names.tell(step, UNREGISTERED, list(found), how=sorted(set(found.values())))
+
+    def _beside(self, step: Step) -> dict[str, str]:
+        """What the optimizer trains outside of every wrapper, while it trains something inside one too."""
+        models = models_of(step.optimizer, self.probe.models)
+        if all(model.wrapper is None for model in models):
+            return {}
+        inside = {id(p) for model in models if model.wrapper is not None for _, p in model.parameters()}
+        names = names_of(models)
+        own = [p for p in own_parameters(step.optimizer) if p.requires_grad and not isinstance(p, DTensor)]
+        return {names[id(p)]: BESIDE for p in own if id(p) in names and id(p) not in inside}
 
 
 def _compare(model: Model, wrap: _Wrap, *, deep: bool) -> dict[str, str]:

@@ -73,10 +73,10 @@ class Replicas(Part):
         """Of due steps."""
         if not step.due:
             return
-        named, ranks = comparable(named_parameters(step.optimizer, self.probe.models))
         step.facts[MODE] = self._mode(step)
-        if not is_distributed():
+        if not is_distributed() or step.index in self.probe.tools:
             return
+        named, ranks = self._named(step)
         found = {PARAMETERS: leaves(named.items())}
         folds = {PARAMETERS: {name: fold(tensor) for name, tensor in named.items()}}
         if not step.closure:
@@ -89,7 +89,7 @@ class Replicas(Part):
     def after_step(self, step: Step) -> None:
         """Gradients of a closure are there only now."""
         if step.due and step.closure and step.taken and (step.index, step.number) in self._held:
-            named, ranks = comparable(named_parameters(step.optimizer, self.probe.models))
+            named, ranks = self._named(step)
             found, folds = self._held[step.index, step.number], self._folds[step.index, step.number]
             self._gradients(step, named, found, folds)
             self._keep(step, found, folds, ranks)
@@ -105,6 +105,10 @@ class Replicas(Part):
             known = {name: folds.get(name) for name in list(facts["names"])[:NAMES_ASKED_MAX]}
             return {name: describe(folded) for name, folded in known.items() if folded is not None}
         return None
+
+    def _named(self, step: Step) -> tuple[dict[str, Tensor], tuple[int, ...] | None]:
+        others = self.probe.others(step.index)
+        return comparable(named_parameters(step.optimizer, self.probe.models, others))
 
     def _mode(self, step: Step) -> str:
         if step.index not in self._modes:

@@ -4,7 +4,7 @@ import contextlib
 import sys
 import time
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 FRAMES_MAX = 5
 NOT_THE_PROGRAM = (
@@ -12,6 +12,8 @@ NOT_THE_PROGRAM = (
     *("typing_extensions", "contextlib", "functools", "threading", "warnings"),
 )
 """Packages whose lines nobody can change, and the wrappers of functions."""
+_CODES: dict[int, tuple[CodeType, bool, str]] = {}
+"""By id: a code, whether it is the program's, and the name of its file."""
 SAVING = ("save", "checkpoint")
 """Parts of the names of functions that save."""
 
@@ -31,6 +33,21 @@ def described(frames: list[FrameType]) -> list[str]:
     own = next((frame for frame in frames if is_program(frame)), None)
     chosen = ([own] if own is not None else []) + [frame for frame in frames[:FRAMES_MAX] if frame is not own]
     return [where(frame) for frame in chosen[:FRAMES_MAX]]
+
+
+def site() -> str:
+    """File, line and function of the nearest frame of this thread that belongs to the program. Asked at every call."""
+    frame = sys._getframe(1)
+    outermost = frame
+    while frame is not None:
+        code = frame.f_code
+        known = _CODES.get(id(code))
+        if known is None or known[0] is not code:
+            known = _CODES[id(code)] = code, is_program(frame), code.co_filename.rsplit("/", 1)[-1]
+        if known[1]:
+            return f"{known[2]}:{frame.f_lineno} in {code.co_name}"
+        outermost, frame = frame, frame.f_back
+    return where(outermost)
 
 
 def where(frame: FrameType) -> str:

@@ -15,7 +15,7 @@ STEPS_FIRST = 3
 """Not counted: compilation, workers that start, DDP's first buckets."""
 WINDOW_MIN = 4
 """Steps of one window: fewer say nothing."""
-MEASURED_MAX = 12
+MEASURED_MAX = 7
 """Steps of a window that are measured; the steps after them, up to the next record, cost only the clock."""
 USUAL_OVER = 32
 WAITS_LONG_US = 10_000
@@ -92,23 +92,28 @@ class Timers(Part):
         if step.index:
             return
         self._count += 1
-        if self._last is not None and len(self._window) < MEASURED_MAX:
-            self._window.append(self._last)
-        spent = dict(self.probe.spent_s)
-        times = dict.fromkeys(TIMES, 0.0)
-        for phase, total_s in spent.items():
-            took_s = total_s - self._before.get(phase, 0.0)
-            name = PHASES.get(phase, "other")
-            times[name] += took_s
-            times["step"] += took_s
-            times["work"] += took_s if name not in ("waits", "save") else 0.0
-        _move(times, self._reductions_s)
-        self._before, self._reductions_s = spent, 0.0
-        self._last = times if step.number > STEPS_FIRST else None
         if self._last is not None:
-            self._steps.append(times["step"])
+            self._window.append(self._last)
+        has_room = len(self._window) < MEASURED_MAX
+        if not has_room and not step.due:
+            self._last = None
+            return
+        spent, before = dict(self.probe.spent_s), self._before
+        self._last = self._times(spent, before) if has_room and step.number > STEPS_FIRST else None
+        self._before, self._reductions_s = spent, 0.0
         if step.due:
             self._tell(step)
+
+    def _times(self, spent: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+        """Of the step that has ended."""
+        times = dict.fromkeys(TIMES, 0.0)
+        for phase, total_s in spent.items():
+            times[PHASES.get(phase, "other")] += total_s - before.get(phase, 0.0)
+        times["step"] = sum(times.values())
+        times["work"] = times["step"] - times["waits"] - times["save"]
+        _move(times, self._reductions_s)
+        self._steps.append(times["step"])
+        return times
 
     def _tell(self, step: Step) -> None:
         if self._steps:

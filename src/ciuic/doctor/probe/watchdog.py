@@ -3,6 +3,7 @@
 import importlib
 import json
 import time
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -28,7 +29,6 @@ from ciuic.doctor.facts_waiting import (
 )
 from ciuic.doctor.probe import stack
 from ciuic.doctor.probe.part import Call, Model, Part
-from ciuic.doctor.probe.probe import site
 from ciuic.doctor.probe.sequence import POINT_TO_POINT, Made, Sequence, detail_of
 from ciuic.doctor.record import Facts, Question
 
@@ -67,6 +67,8 @@ class Watchdog(Part):
         self._box = BlackBox()
         self._to_reduce: dict[int, Model] = {}
         self._uneven = False
+        self._names: dict[int, tuple[weakref.ref[Any], str]] = {}
+        """Of the groups of wrappers: torch needs long to tell them."""
         self._processor = stack.Processor()
         self._late = dist.is_available() and dist.is_initialized()
         self._recorder = _recorder()
@@ -91,14 +93,14 @@ class Watchdog(Part):
 
     def wrapper_begin(self, model: Model) -> None:
         wrapper: Any = model.wrapper
-        group = self._group(wrapper)
+        group = self._group(wrapper) if wrapper is not None else ""
         if not group:
             return
         if torch.is_grad_enabled() and getattr(wrapper, "require_backward_grad_sync", True):
             self._to_reduce[model.index] = model
         if getattr(wrapper, "_check_sync_bufs_pre_fwd", bool)():
             detail = "" if torch.is_grad_enabled() else WITHOUT_GRADIENTS
-            self._open = self._made(DDP_BUFFERS, group, model.ranks, detail, site())
+            self._open = self._made(DDP_BUFFERS, group, model.ranks, detail, stack.site())
             self.probe.enter("collective")
 
     def backward_begin(self, roots: tuple[Any, ...]) -> None:
@@ -106,14 +108,19 @@ class Watchdog(Part):
         for model in self._to_reduce.values():
             group = self._group(model.wrapper)
             if group:
-                self._open = self._made(DDP_GRADIENTS, group, model.ranks, "", site())
+                self._open = self._made(DDP_GRADIENTS, group, model.ranks, "", stack.site())
         self._to_reduce.clear()
 
     def _group(self, wrapper: Any) -> str:
         """The name of a DDP's group; empty when DDP's own calls must not be counted: ranks may differ in them."""
         self._uneven = self._uneven or getattr(getattr(wrapper, "_join_config", None), "enable", False)
-        group = getattr(wrapper, "process_group", None)
-        return "" if self._uneven or group is None else str(group.group_name)
+        if self._uneven:
+            return ""
+        known = self._names.get(id(wrapper))
+        if known is None or known[0]() is not wrapper:
+            group = getattr(wrapper, "process_group", None)
+            known = self._names[id(wrapper)] = weakref.ref(wrapper), "" if group is None else str(group.group_name)
+        return known[1]
 
     def _made(self, name: str, group: str, ranks: tuple[int, ...], detail: str, where: str) -> Made:
         made = Made(group=group, number=0, name=name, detail=detail, site=where, step=self.probe.step, ranks=ranks)

@@ -20,8 +20,9 @@ from torch.optim import Optimizer
 from ciuic.doctor.environment import EVERY, EVERY_DEFAULT, TOKEN
 from ciuic.doctor.evidence import read_findings
 from ciuic.doctor.finding import Incident
-from ciuic.doctor.probe.attach import Attached, attach, attached
+from ciuic.doctor.probe.attach import Attached, attach
 from ciuic.doctor.probe.discover import model_of
+from ciuic.doctor.probe.here import attached
 from ciuic.doctor.probe.probe import ranks_here
 from ciuic.errors import NotFoundError, UnreachableError, UsageError
 
@@ -33,12 +34,14 @@ WAIT_S = 20.0
 class Watch:
     """What `watch` gives: close it at the end, or use it as a context manager; else the program's end does."""
 
-    def __init__(self, at: Attached, folder: Path | None, collector: subprocess.Popen[str] | None) -> None:
+    def __init__(self, at: Attached | None, folder: Path | None, collector: subprocess.Popen[str] | None) -> None:
+        """`at`: what this one has begun; None: somebody else looks already, and ends it."""
         self._at, self._folder, self._collector = at, folder, collector
 
     def close(self) -> list[Incident]:
         """Look no longer; on rank 0, when `watch` started the collector: what was found, the likeliest first."""
-        self._at.close()
+        if self._at is not None:
+            self._at.close()
         if self._collector is None or self._folder is None:
             return []
         if self._collector.stdin is not None:
@@ -83,38 +86,45 @@ def watch(
     if inner is not None and not isinstance(inner, Optimizer):
         raise UsageError(f"{type(optimizer).__name__} is not a torch optimizer", next="watch(model, optimizer)")
     at, where, collector = attached(), None, None
+    mine = at is None
     if at is None:
         at, where, collector = _attach(Path(folder) if folder else None, every or EVERY_DEFAULT)
     if model is not None and at.probe.model_of(model) is None:
         at.probe.found(model_of(model, len(at.probe.models)))
     if inner is not None:
         at.probe.index_of(inner)
-    return Watch(at, where, collector)
+    return Watch(at if mine else None, where, collector)
 
 
 def _attach(folder: Path | None, every: int) -> tuple[Attached, Path | None, subprocess.Popen[str] | None]:
     rank, world = ranks_here()
+    key = _key(rank) if world > 1 else KEY
     if rank != 0:
-        address, token = _from_rank_0()
+        address, token = _from_rank_0(key)
         return attach(address, token, rank=rank, world=world, every=every), None, None
     where = folder or Path("doctor") / time.strftime("%Y-%m-%d-%H%M%S")
     token = secrets.token_hex(16)
     collector, address = _start(where, token, _host() if world > 1 else "127.0.0.1", every)
     if world > 1:
         host, port = address
-        distributed_c10d._get_default_store().set(KEY, f"{host}:{port}:{token}")
+        distributed_c10d._get_default_store().set(key, f"{host}:{port}:{token}")
     return attach(address, token, rank=rank, world=world, every=every), where, collector
 
 
-def _from_rank_0() -> tuple[tuple[str, int], str]:
+def _key(rank: int) -> str:
+    """One for each time that the ranks begin to watch, so that nobody reads of a collector that is gone."""
+    return f"{KEY}/{distributed_c10d._get_default_store().add(f'{KEY}/made/{rank}', 1)}"
+
+
+def _from_rank_0(key: str) -> tuple[tuple[str, int], str]:
     store = distributed_c10d._get_default_store()
     try:
-        store.wait([KEY], timedelta(seconds=WAIT_S))
+        store.wait([key], timedelta(seconds=WAIT_S))
     except (RuntimeError, dist.DistStoreError) as error:
         raise UnreachableError(
             "rank 0 has not said where the doctor is", cause=str(error).splitlines()[0], next="call watch on every rank"
         ) from error
-    host, port, token = store.get(KEY).decode().rsplit(":", 2)
+    host, port, token = store.get(key).decode().rsplit(":", 2)
     return (host, int(port)), token
 
 

@@ -1,7 +1,7 @@
 """Curves over the steps of a run, one for each rank: loss, learning rate, loss scale. Inline SVG."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from ciuic.doctor.report.axes import Axis, axis_of, number_text
@@ -49,9 +49,10 @@ def chart(title: str, note: str, lines: Sequence[Line], marks: Iterable[Mark] = 
         f'<svg class="curves" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(f"{title}. {words}")}">{_grid(x, y)}{_marks(marks, x)}{drawn}</svg>'
     )
+    names = legend((line.name, line.colour) for line in lines if line.colour < COLOURS)
     return (
         f'<div class="card plot"><h3>{escape(title)}</h3><p class="small">{escape(note)}</p>'
-        f'{legend((line.name, line.colour) for line in lines if line.colour < COLOURS)}<div class="wide">{svg}</div></div>'
+        f'{names}<div class="wide">{svg}</div></div>'
     )
 
 
@@ -74,15 +75,30 @@ def alike(curves: Mapping[int, Curve], name: str, colour: int) -> list[Line]:
     """One line for ranks with the same curve; ranks with another one have lines of their own, dashed."""
     groups: dict[tuple[tuple[float, float], ...], list[int]] = {}
     for rank, curve in sorted(curves.items()):
-        shared = {step: value for step, value in curve}
+        shared = dict(curve)
         known = next((key for key in groups if all(shared.get(step, value) == value for step, value in key)), None)
         groups.setdefault(known or tuple(curve), []).append(rank)
     lines = []
     for at, (points, ranks) in enumerate(groups.items()):
-        who = "" if len(groups) == 1 else f"{name and ', '}rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:6]))}"
+        who = (
+            ""
+            if len(groups) == 1
+            else f"{name and ', '}rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:6]))}"
+        )
         text = f"{name}{who}" or "all ranks"
         lines.append(Line(name=text, points=list(points), dashed=at > 0, colour=(colour + at) % COLOURS))
     return lines[:COLOURS]
+
+
+def merged(lines: Iterable[Line]) -> list[Line]:
+    """Lines that lie on each other become one with both names."""
+    found: dict[tuple[tuple[float, float], ...], Line] = {}
+    for line in lines:
+        known = found.get(tuple(line.points))
+        name = line.name if known is None else f"{known.name}, {line.name}"
+        first = known or replace(line, colour=len(found) % COLOURS)
+        found[tuple(line.points)] = replace(first, name=name)
+    return list(found.values())[:COLOURS]
 
 
 def _line(line: Line, x: Axis, y: Axis) -> str:
@@ -91,7 +107,9 @@ def _line(line: Line, x: Axis, y: Axis) -> str:
     places = [(x.at(step), y.at(value)) for step, value in points]
     path = "M" + "L".join(f"{left},{top}" for left, top in places)
     kind = f"k{line.colour}" if line.colour < COLOURS else "grey"
-    dots = "".join(f'<circle cx="{left}" cy="{top}" r="2.6"/>' for left, top in places) if len(places) <= DOTS_MAX else ""
+    dots = (
+        "".join(f'<circle cx="{left}" cy="{top}" r="2.6"/>' for left, top in places) if len(places) <= DOTS_MAX else ""
+    )
     dash = ' stroke-dasharray="5 4"' if line.dashed else ""
     return f'<g class="{kind}"><title>{escape(_words(line))}</title><path class="curve" d="{path}"{dash}/>{dots}</g>'
 
@@ -102,9 +120,9 @@ def _grid(x: Axis, y: Axis) -> str:
         top = y.at(value)
         parts.append(f'<path class="rule" d="M{LEFT},{top}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text class="tick end" x="{LEFT - 8}" y="{top + 4}">{number_text(value)}</text>')
-    for value in x.ticks(7):
-        if value == round(value):
-            parts.append(f'<text class="tick mid" x="{x.at(value)}" y="{HEIGHT - BOTTOM + 17}">{value:.0f}</text>')
+    foot = HEIGHT - BOTTOM + 17
+    whole = [value for value in x.ticks(7) if value == round(value)]
+    parts += [f'<text class="tick mid" x="{x.at(value)}" y="{foot}">{value:.0f}</text>' for value in whole]
     parts.append(f'<text class="tick end" x="{WIDTH - RIGHT}" y="{HEIGHT - 3}">step</text>')
     return "".join(parts)
 
@@ -112,10 +130,14 @@ def _grid(x: Axis, y: Axis) -> str:
 def _marks(marks: Iterable[Mark], x: Axis) -> str:
     parts, taken = [], -1e9
     for mark in sorted(marks, key=lambda mark: mark.step):
+        if mark.step > x.high:
+            continue
         left = x.at(mark.step)
         if mark.is_skip:
             foot = HEIGHT - BOTTOM
-            parts.append(f'<path class="skip" d="M{left},{foot - 9}l4,8h-8z"><title>step {mark.step} skipped</title></path>')
+            parts.append(
+                f'<path class="skip" d="M{left},{foot - 9}l4,8h-8z"><title>step {mark.step} skipped</title></path>'
+            )
             continue
         parts.append(f'<path class="found" d="M{left},{TOP - 4}V{HEIGHT - BOTTOM}"/>')
         if left - taken > 46:  # else it would lie on the last one

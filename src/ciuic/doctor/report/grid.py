@@ -12,6 +12,8 @@ APART = 1
 """Bytes of `moved` further apart than this are told as a difference between ranks."""
 REPLICATED = frozenset({"ddp", "plain"})
 """Modes in which ranks must move alike; shards, local steps and nodes of a ledger need not."""
+MOVED_BYTE, GRAD_BYTE = (200, 16), (128, 12)
+"""A byte b of a movement stands for log10 = (b - first) / second, one of a gradient likewise."""
 NO_OPTIMIZER = next(bit for bit, text in MOVED_FLAGS.items() if text == "no optimizer")
 
 
@@ -59,17 +61,8 @@ def make_grids(history: History) -> list[Grid]:
 
 def moved_log10(byte: int) -> float | None:
     """log10 of movement by length of the parameters; None: did not move."""
-    return (byte - 200) / 16 if byte else None
-
-
-def grad_log10(byte: int) -> float | None:
-    """log10 of the gradient's length; None: none, or zero."""
-    return (byte - 128) / 12 if byte else None
-
-
-def flag_words(flags: int) -> list[str]:
-    """What the flags of a cell say."""
-    return [text for bit, text in MOVED_FLAGS.items() if flags & bit]
+    middle, steps = MOVED_BYTE
+    return (byte - middle) / steps if byte else None
 
 
 def _modules_without_optimizer(unowned: Mapping[str, int]) -> dict[str, int]:
@@ -80,9 +73,7 @@ def _modules_without_optimizer(unowned: Mapping[str, int]) -> dict[str, int]:
     return since
 
 
-def _grid(
-    optimizer: int, ranks: Mapping[int, list[Moment]], unowned: Mapping[str, int], *, compared: bool
-) -> Grid:
+def _grid(optimizer: int, ranks: Mapping[int, list[Moment]], unowned: Mapping[str, int], *, compared: bool) -> Grid:
     moments = [moment for those in ranks.values() for moment in those]
     modules = list(dict.fromkeys(module for moment in moments for module in moment.modules))
     modules += [module for module in unowned if module not in modules]
@@ -106,7 +97,9 @@ def _columns(steps: list[int]) -> dict[int, int]:
     return {step: at * count // len(steps) for at, step in enumerate(steps)}
 
 
-def _cells(moments: Iterable[Moment], rows: Mapping[str, int], columns: Mapping[int, int]) -> dict[tuple[int, int], Cell]:
+def _cells(
+    moments: Iterable[Moment], rows: Mapping[str, int], columns: Mapping[int, int]
+) -> dict[tuple[int, int], Cell]:
     found: dict[tuple[int, int], Cell] = {}
     for moment in sorted(moments, key=lambda moment: moment.step):
         for module, moved, grad, flags in zip(moment.modules, moment.moved, moment.grads, moment.flags, strict=True):

@@ -5,16 +5,15 @@ Cells of one colour are one path and signs of one kind one text element, so a ma
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from html import escape
 
 from ciuic.doctor.facts import MOVED_FLAGS
-from ciuic.doctor.report.grid import Cell, Grid, flag_words, grad_log10, moved_log10
+from ciuic.doctor.report.grid import GRAD_BYTE, MOVED_BYTE, Cell, Grid, moved_log10
 
-CELL_W, CELL_H, GAP = 22, 16, 1
-NARROW_W = 8
-"""Width of a cell when there are many columns."""
-WIDE_COLUMNS = 40
+CELL_H, GAP = 16, 1
+CELLS_W, CELL_W_MIN, CELL_W_MAX = 800, 8, 48
+"""Pixels for all cells of a row; least and greatest width of one."""
 LABEL_W, TOP = 250, 26
 LABEL_CHARACTERS = 36
 LOWEST, CLASSES = -7.0, 14
@@ -32,7 +31,7 @@ SIGN_WORDS = {
 
 
 def heat_map(grid: Grid) -> str:
-    """A card: what the colours and signs mean, the picture, a line that reads the cell under the pointer, and a table."""
+    """A card: what colours and signs mean, the picture, a line that reads the cell under the pointer, a table."""
     name = f"map-{grid.optimizer}"
     title = f"Optimizer {grid.optimizer}: {len(grid.modules)} modules, {_steps_words(grid)}"
     width = LABEL_W + _cell_w(grid) * len(grid.steps) + 14
@@ -62,7 +61,7 @@ def sign_of(cell: Cell) -> int:
 
 
 def _cell_w(grid: Grid) -> int:
-    return CELL_W if len(grid.steps) <= WIDE_COLUMNS else NARROW_W
+    return max(CELL_W_MIN, min(CELL_W_MAX, CELLS_W // len(grid.steps)))
 
 
 def _places(grid: Grid) -> Iterator[tuple[int, int, Cell]]:
@@ -141,9 +140,11 @@ def _labels(grid: Grid) -> str:
     parts = []
     for row, module in enumerate(grid.modules):
         full = module or "(the model itself)"
-        shown = full if len(full) <= LABEL_CHARACTERS else f"…{full[1 - LABEL_CHARACTERS:]}"
+        shown = full if len(full) <= LABEL_CHARACTERS else f"…{full[1 - LABEL_CHARACTERS :]}"
         top = TOP + row * CELL_H + CELL_H / 2 + 4
-        parts.append(f'<text class="tick end" x="{LABEL_W - 8}" y="{top}"><title>{escape(full)}</title>{escape(shown)}</text>')
+        parts.append(
+            f'<text class="tick end" x="{LABEL_W - 8}" y="{top}"><title>{escape(full)}</title>{escape(shown)}</text>'
+        )
     stride = max(1, -(-44 // _cell_w(grid)))
     for column in range(0, len(grid.steps), stride):
         left = LABEL_W + column * _cell_w(grid) + _cell_w(grid) / 2
@@ -160,15 +161,18 @@ def _key(grid: Grid) -> str:
         for left, text, kind in ((0, "1e-7", ""), (120, "1e-4", "mid"), (200, "1e-2", "mid"), (280, "1", "end"))
     )
     scale = (
-        '<svg width="281" height="30" viewBox="0 0 281 30" role="img" aria-label="Colours from 1e-7, dark, to 1, bright">'
+        '<svg width="281" height="30" viewBox="0 0 281 30" role="img" '
+        'aria-label="Colours from 1e-7, dark, to 1, bright">'
         f"{boxes}{texts}</svg>"
     )
     used = {bit for _, _, cell in _places(grid) for bit in SIGNS if cell.flags & bit}
-    signs = "".join(f"<li><b class=\"key\">{SIGNS[bit]}</b>{escape(SIGN_WORDS[bit])}</li>" for bit in SIGNS if bit in used)
+    signs = "".join(
+        f'<li><b class="key">{SIGNS[bit]}</b>{escape(SIGN_WORDS[bit])}</li>' for bit in SIGNS if bit in used
+    )
     apart = '<li><b class="key apart"></b>ranks moved differently</li>' if grid.apart else ""
     return (
-        '<p class="small">Length of a step divided by the length of the parameters it moved, logarithmic. Hatched: did not '
-        "move. A sign counts when it holds for any parameter of the module.</p>"
+        '<p class="small">Length of a step divided by the length of the parameters it moved, logarithmic. '
+        "Hatched: did not move. A sign counts when it holds for any parameter of the module.</p>"
         f'<div class="key">{scale}<ul class="legend">{signs}{apart}</ul></div>'
     )
 
@@ -193,9 +197,10 @@ def _table(grid: Grid) -> str:
     """The same in words, of modules with a sign or a difference."""
     rows = []
     for row, module in enumerate(grid.modules):
-        said = [text for text in _row_words(grid, row)]
+        said = list(_row_words(grid, row))
         if said:
-            rows.append(f"<tr><td><code>{escape(module or '(the model itself)')}</code></td><td>{escape('; '.join(said))}</td></tr>")
+            name, words = escape(module or "(the model itself)"), escape("; ".join(said))
+            rows.append(f"<tr><td><code>{name}</code></td><td>{words}</td></tr>")
     if not rows:
         return ""
     body = f"<table><thead><tr><th>module</th><th>what is seen</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
@@ -233,19 +238,10 @@ def _data(grid: Grid) -> str:
         "steps": list(grid.steps),
         "ranks": ranks,
         "flags": {bit: SIGN_WORDS.get(bit, text) for bit, text in MOVED_FLAGS.items()},
+        "moved": MOVED_BYTE,
+        "grad": GRAD_BYTE,
         "left": LABEL_W,
         "top": TOP,
         "cell": [_cell_w(grid), CELL_H],
     }
     return json.dumps(body).replace("<", "\\u003c")
-
-
-def cells_in_words(cells: Iterable[tuple[int, Cell]]) -> str:
-    """What the readout says of one place: rank and cell, the lowest rank first."""
-    parts = []
-    for rank, cell in cells:
-        moved, grad = moved_log10(cell.moved), grad_log10(cell.grad)
-        length = "did not move" if moved is None else f"moved {10**moved:.1e}"
-        gradient = "no gradient" if grad is None else f"gradient {10**grad:.1e}"
-        parts.append(f"rank {rank}: {length}, {gradient}" + "".join(f", {word}" for word in flag_words(cell.flags)))
-    return "; ".join(parts)

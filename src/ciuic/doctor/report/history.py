@@ -121,6 +121,7 @@ def read_history(folder: Path) -> History:
                 _take_notice(history, message, modules)
             case Bye():
                 signs = history.signs.get(message.rank)
+                history.steps[message.rank] = max(message.step, history.steps.get(message.rank, 0))
                 history.ends[message.rank] = (signs[-1].time_s if signs else 0.0, message.how or "end")
             case _:
                 continue

@@ -17,13 +17,13 @@ WHOLE_MAX = 1e7
 def report_lines(incidents: Iterable[Incident], blind: Iterable[Blind]) -> Iterator[str]:
     """The whole report."""
     found = list(incidents)
+    unseen = list(blind)
     if not found:
-        yield "nothing found"
+        yield "nothing found in what could be looked at" if unseen else "nothing found"
     for number, incident in enumerate(found):
         if number:
             yield ""
         yield from incident_lines(incident)
-    unseen = list(blind)
     if unseen:
         yield ""
         yield "could not look (this is not the same as healthy):"

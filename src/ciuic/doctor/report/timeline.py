@@ -10,7 +10,7 @@ from ciuic.doctor.report.axes import Axis, seconds_text
 from ciuic.doctor.report.curves import legend
 from ciuic.doctor.report.history import History, Sign
 
-WIDTH, LEFT, RIGHT, TOP, LANE, BAR = 1060, 76, 92, 46, 30, 18
+WIDTH, LEFT, RIGHT, TOP, LANE, BAR = 1060, 76, 130, 40, 30, 18
 LANES_MAX = 48
 """More ranks are left out: those of findings come first."""
 COLUMNS_MAX = 900
@@ -73,10 +73,14 @@ def _lane(history: History, rank: int, top: int, x: Axis) -> str:
     parts += _step_numbers(signs, history.began_s, top, x)
     time_s, how = history.ends.get(rank, (signs[-1].time_s, ""))
     end = x.at(time_s - history.began_s)
-    words = {"end": f"ended, step {history.steps.get(rank, 0)}", "": f"cut, step {history.steps.get(rank, 0)}"}.get(how, how)
+    words = {"end": f"ended, step {history.steps.get(rank, 0)}", "": f"cut, step {history.steps.get(rank, 0)}"}.get(
+        how, how
+    )
     kind = "tick" if how == "end" else "tick found"
-    shown = words if len(words) <= 15 else f"{words[:14]}…"
-    parts.append(f'<text class="{kind}" x="{end + 5}" y="{middle}"><title>{escape(words)}</title>{escape(shown)}</text>')
+    shown = words if len(words) <= 16 else f"{words[:15]}…"
+    parts.append(
+        f'<text class="{kind}" x="{end + 5}" y="{middle}"><title>{escape(words)}</title>{escape(shown)}</text>'
+    )
     return "".join(parts)
 
 
@@ -84,7 +88,9 @@ def _bar(began_s: float, until_s: float, top: int, x: Axis, kind: str, text: str
     left, right = x.at(began_s), x.at(until_s)
     width = max(0.6, round(right - left, 1))
     title = f"<title>{escape(text)}</title>"
-    return f'<rect class="{kind}" x="{left}" y="{top + (LANE - BAR) // 2}" width="{width}" height="{BAR}">{title}</rect>'
+    return (
+        f'<rect class="{kind}" x="{left}" y="{top + (LANE - BAR) // 2}" width="{width}" height="{BAR}">{title}</rect>'
+    )
 
 
 def _step_numbers(signs: Sequence[Sign], began_s: float, top: int, x: Axis) -> list[str]:
@@ -93,7 +99,7 @@ def _step_numbers(signs: Sequence[Sign], began_s: float, top: int, x: Axis) -> l
     times = [sign.time_s - began_s for sign in signs]
     for share in (0.2, 0.4, 0.6, 0.8):
         at = bisect_right(times, x.high * share) - 1
-        if at >= 0 and signs[at].step:
+        if at >= 0 and signs[at].step and times[at] < 0.94 * times[-1]:
             left = x.at(times[at])
             parts.append(f'<text class="sign mid small" x="{left}" y="{top + LANE / 2 + 4}">{signs[at].step}</text>')
     return parts
@@ -132,13 +138,15 @@ def _note(history: History, lanes: Sequence[int]) -> str:
     if left_out:
         text += f" {left_out} more ranks are not drawn."
     for rank, shift_s in sorted(history.shifts_s.items())[:4]:
-        text += f" The clock of rank {rank} is {-shift_s:.0f} s ahead; its lane was moved."
+        way = "ahead" if shift_s < 0 else "behind"
+        text += f" The clock of rank {rank} is {abs(shift_s):.0f} s {way}; its lane was moved."
     return f'<p class="small">{escape(text)}</p>'
 
 
 def _words(history: History, lanes: Sequence[int], incidents: Sequence[Incident]) -> str:
     ranks = "; ".join(
-        f"rank {rank} came to step {history.steps.get(rank, 0)}, {history.ends.get(rank, (0.0, 'cut'))[1]}" for rank in lanes[:8]
+        f"rank {rank} came to step {history.steps.get(rank, 0)}, {history.ends.get(rank, (0.0, 'cut'))[1]}"
+        for rank in lanes[:8]
     )
     found = "; ".join(
         f"{incident.cause.code} found after {seconds_text(max(0.0, incident.cause.found_s - history.began_s))}"

@@ -17,6 +17,7 @@ from ciuic.doctor.rules.restored import Restored
 from ciuic.doctor.rules.saving import Saving
 from ciuic.doctor.rules.scale import Scale
 from ciuic.doctor.rules.schedule import Schedule
+from ciuic.doctor.rules.sight import Sight
 from ciuic.doctor.rules.stragglers import Stragglers
 
 
@@ -40,4 +41,5 @@ def all_rules() -> list[Rule]:
         Loaders(),
         Restored(),
         Launch(),
+        Sight(),
     ]

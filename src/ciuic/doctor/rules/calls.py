@@ -136,6 +136,8 @@ class CallOrder(Rule):
             return
         self._doubt(notice.rank, notice.facts)
         facts = notice.facts
+        if not facts["number"]:
+            return  # point to point: the two ends make different calls
         known = self._new.setdefault((facts["group"], facts["number"]), {})
         known[notice.rank] = facts
         while len(self._new) > NOTICES_HELD:

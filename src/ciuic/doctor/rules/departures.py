@@ -21,10 +21,12 @@ WAITED_S = 1.0
 """A rank that waits at least so long for one that has left waits for it."""
 IN_A_CALL = ("collective", "backward")
 _CONNECTION = re.compile(
-    r"connection (closed|reset|refused)|timed? ?out|broken pipe|gloo|nccl|Dist(Backend|Network|Store)Error|socket|"
-    r"process group",
-    re.IGNORECASE,
+    r"connection (closed|reset|refused)|timed? ?out|broken pipe|Dist(Backend|Network|Store)Error|socket", re.IGNORECASE
 )
+_LIBRARY = re.compile(r"gloo|nccl|process group", re.IGNORECASE)
+"""Named by errors of a call that broke, and by errors of many other things."""
+_KINDS = re.compile(r"(RuntimeError|OSError|(Dist|Connection|BrokenPipe|Timeout)\w*)$")
+"""Exceptions by which torch tells of a broken connection; a TypeError is the program's own."""
 
 
 @dataclass(kw_only=True)
@@ -48,9 +50,15 @@ class Departure:
     @property
     def is_victim(self) -> bool:
         """It left out of a call, or because a connection broke: something else was the cause."""
-        return not self.is_cut and (
-            bool(_CONNECTION.search(self.how)) or (self.how == "end" and self.left_in in IN_A_CALL)
-        )
+        return not self.is_cut and (self.lost_connection or (self.how == "end" and self.left_in in IN_A_CALL))
+
+    @property
+    def lost_connection(self) -> bool:
+        """It ended with an exception that tells of a connection."""
+        if not _KINDS.search(self.kind):
+            return False
+        in_a_call = self.left_in in IN_A_CALL
+        return bool(_CONNECTION.search(self.how) or (in_a_call and _LIBRARY.search(self.how)))
 
     @property
     def is_error(self) -> bool:
@@ -162,7 +170,7 @@ class Departures(Rule):
         )
 
     def _broken(self, case: Case, now_s: float, *, is_over: bool) -> Iterable[Finding]:
-        failed = [each for each in self._left.values() if each.is_victim and _CONNECTION.search(each.how)]
+        failed = [each for each in self._left.values() if each.is_victim and each.lost_connection]
         if not failed or any(not each.is_victim for each in self._left.values()) or any(each.told for each in failed):
             return
         first = min(failed, key=lambda each: each.at_s)

@@ -48,14 +48,13 @@ def at_start(view: View, names: list[str]) -> Finding:
 def later(view: View, before: View | None, *, total: int) -> Finding:
     """Parameters differ at a later step. `before` is the last one at which they were equal, `total` the number of
     tensors."""
+    return evident(view, before) or _unknown(view, before, view.names(PARAMETERS), total)
+
+
+def evident(view: View, before: View | None) -> Finding | None:
+    """The finding where something was seen that moves parameters apart."""
     names = view.names(PARAMETERS)
-    return (
-        _written(view, before, names)
-        or _numbers(view, names)
-        or _steps(view, names)
-        or _state(view, before, names)
-        or _unknown(view, before, names, total)
-    )
+    return _written(view, before, names) or _numbers(view, names) or _steps(view, names) or _state(view, before, names)
 
 
 def _finding(view: View, code: str, cause: str, names: list[str], **more: Any) -> Finding:

@@ -94,7 +94,7 @@ class Gradients(Rule):
         names = self._lasting(round_, IDLE_NAMES, ranks, count)
         if count == IDLE_ROUNDS and names:
             cause = (
-                f"{listed(names, count=min(v[2] for v in values.values()))} is trainable but took no part in the "
+                f"{listed(names, count=min(v[2] for v in values.values()))}: trainable, but took no part in the "
                 "first forward passes"
             )
             modules = tuple(names[:NAMES_MAX])
@@ -147,19 +147,19 @@ class Gradients(Rule):
             shown = listed(names, count=number)
             if what == STILL_RATE:
                 cause, fix = (
-                    f"{shown} gets gradients but does not move: the learning rate of its group is 0 since step {since}",
+                    f"{shown}: gradients come and nothing moves: learning rate of its group is 0 since step {since}",
                     "give the group a learning rate, or freeze it",
                 )
             elif what == STILL_ROUNDING:
                 cause = (
-                    f"{shown} gets gradients but does not move: updates of about {fact['rate']:.1e} are smaller than "
+                    f"{shown}: gradients come and nothing moves: updates of about {fact['rate']:.1e} are smaller than "
                     "half the distance "
                     f"between two {fact['dtype']} numbers there, {fact['spacing']:.1e}, and round to nothing"
                 )
                 fix = "keep float32 weights (autocast computes in bfloat16), or a larger learning rate"
             else:
                 cause, fix = (
-                    f"{shown} gets gradients and has learning rate {fact['rate']:.1e}, but its values do not change "
+                    f"{shown}: gradients come, the learning rate is {fact['rate']:.1e}, and the values do not change "
                     "in a step",
                     "",
                 )

@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ciuic.doctor.case import Asked, Case, Rule
+from ciuic.doctor.environment import HANG_S
 from ciuic.doctor.facts_waiting import HISTORY, LATE, OPEN, PENDING, STEP_USUAL, STILL, UNEVEN, WAITS
 from ciuic.doctor.finding import Blind, Finding, Revised, Severity
 from ciuic.doctor.record import Beat
 from ciuic.doctor.rules.calls import judge
 from ciuic.doctor.rules.waits import SLOW, all_wait, changed, failed, slow, standing, stopped
 
-HANG_S = "CIUIC_DOCTOR_HANG_S"
-"""Environment: seconds of waiting from which on it may be a hang, at least."""
 LEAST_S = 3.0
 TIMES_USUAL = 10.0
 """A wait is judged when it has taken so many usual steps, and at least LEAST_S."""

@@ -264,7 +264,7 @@ class Numbers(Rule):
         later = [n for n in self._bad_losses[guilty[0]] if n.facts.get("module") and not n.facts.get("parameter")]
         module = str(later[0].facts["module"]) if later else ""
         if facts["parameter"]:
-            why = f", the parameter {facts['parameter']} is not finite already: the gradient of the step before was not"
+            why = f", the parameter {facts['parameter']} is not finite already: a step or a write made it so"
         elif facts["input"]:
             why = f": the model's input {facts['input']} is not finite"
         else:

@@ -143,13 +143,15 @@ class Replicas(Rule):
         for view in track.views:
             if view.mode == "ledger":
                 return
-            if not track.parameters_done and view.params_differ:
-                yield from self._parameters(track, view, final=final)
-            if not track.gradients_done and view.grads_differ:
-                yield from self._gradients(track, view, final=final)
+            kinds = [self._parameters, self._gradients]
+            both = view.params_differ and view.grads_differ and not view.is_first
+            if both and diverged.evident(view, track.last_equal(view)) is None:
+                kinds.reverse()  # parameters that went apart leave reduced gradients equal, not the other way round
+            for judge in kinds:
+                yield from judge(track, view, final=final)
 
     def _gradients(self, track: Track, view: View, *, final: bool) -> Iterator[Finding | Blind]:
-        if view.mode == "local":
+        if track.gradients_done or not view.grads_differ or view.mode == "local":
             return
         later = [each for each in track.views if each.step > view.step]
         if later and not any(each.params_differ for each in later):
@@ -176,6 +178,8 @@ class Replicas(Rule):
         return why_differs(view, self._options, started=started, local_is_possible=local)
 
     def _parameters(self, track: Track, view: View, *, final: bool) -> Iterator[Finding | Blind]:
+        if track.parameters_done or not view.params_differ:
+            return
         before = track.last_equal(view)
         if view.exchange(3) and not view.is_first and view.mode in ("plain", "local"):
             found = manual.after_average(view, track.views)

@@ -112,6 +112,13 @@ def _not_registered(view: View, names: list[str]) -> Finding:
         )
         fix = "take them off the list of ignored parameters, or reduce them yourself"
         return _finding(view, "CIUIC-A2", cause, names, fix=fix, confidence=0.95)
+    if how == ["beside"]:
+        cause = (
+            f"{listed(names, count=count)}: trained by the same optimizer, but in no DistributedDataParallel, and "
+            "nobody reduces the gradients: they differ between ranks"
+        )
+        fix = "wrap that module too, or make it part of the wrapped one"
+        return _finding(view, "CIUIC-A2", cause, names, fix=fix, confidence=0.9)
     did = "added" if "added" in how else "unfrozen"
     cause = (
         f"{listed(names, count=count)}: {did} after DistributedDataParallel had registered what is trainable; their "

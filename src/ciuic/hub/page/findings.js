@@ -23,7 +23,7 @@ const RANK = { bad: 0, warn: 1, info: 2 };
 // view: {hub, run (or null), events (newest first), now (the hub's clock), sinceS (age of the message), rateOf(node id)}
 // Returns [{level: "bad" | "warn" | "info", title, next}]; `commands` stand between backticks.
 export function findings(view) {
-  const rules = [ofRun, ofLoss, ofStorage, ofNodes, ofPushes, ofRounds, ofPace, ofClaims];
+  const rules = [ofRun, ofDoctor, ofLoss, ofStorage, ofNodes, ofPushes, ofRounds, ofPace, ofClaims];
   const found = rules.flatMap((rule) => rule(view));
   return found.sort((a, b) => RANK[a.level] - RANK[b.level]);
 }
@@ -60,6 +60,14 @@ function ofRun({ run }) {
     return [warn(`${run.run_id} waits${run.reason ? `: ${run.reason}` : " for nodes"}`, "join more nodes (`ciuic hub token create`, then `ciuic node join`), or lower [nodes] min")];
   }
   return [];
+}
+
+// What the doctor's rules have found in the hub; samples that count twice are told below in any case.
+function ofDoctor({ run }) {
+  const levels = { critical: bad, warning: warn, note: info };
+  return (run?.findings ?? [])
+    .filter((finding) => finding.code !== "CIUIC-M5")
+    .map((finding) => (levels[finding.severity] ?? info)(`${finding.code}: ${finding.cause}`, finding.fix));
 }
 
 function ofLoss({ run }) {

@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ciuic.hub.shards.placement import Traffic
 from ciuic.ledger.copy import Committed
@@ -28,12 +28,16 @@ class History:
         self.push_bytes = 0
         self.entry_bytes = 0
         self.traffic = Traffic()
+        self.digests: dict[tuple[int, int], str] = {}
+        """Of the latest bases, by fragment and version."""
         self._last_time: dict[int, float] = {}
 
     def closed(self, header: EntryHeader, entry_bytes: int) -> RoundInfo:
         """A round ended in this entry."""
         before = self._last_time.get(header.fragment)
         self._last_time[header.fragment] = header.time
+        self.digests[header.fragment, header.version] = header.digest
+        self.digests.pop((header.fragment, header.version - KEEP_ROUNDS), None)
         push_bytes = sum(c.payload_bytes for c in header.contributors)
         self.entry_bytes += entry_bytes
         self.push_bytes += push_bytes
@@ -58,6 +62,10 @@ class History:
         """A node told the held-out loss of a version."""
         insort(self.evaluations, evaluation_point(record), key=lambda point: point.version)
         del self.evaluations[:-KEEP_EVALUATIONS]
+
+    def full(self) -> dict[str, Any]:
+        """All that is remembered, as fields of RunInfo."""
+        return {"rounds": list(self.rounds), "evaluations": list(self.evaluations)}
 
     def loss_consistent(self, digests: list[list[str]]) -> bool | None:
         """Whether all nodes that finished have the same final loss and digests; None before two of them said so."""

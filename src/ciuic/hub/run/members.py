@@ -1,11 +1,13 @@
 """The members of one run as its ledger sees them: incarnations, what they last reported, and whom a round waits for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ciuic.hub.run.observing import Digests, Observed
 from ciuic.ledger.intervals import IntervalSet
 from ciuic.ledger.samples import SampleLedger
-from ciuic.net.messages import LeaseReply, NodeInRun, ReportRequest
+from ciuic.net.messages import DetachRequest, LeaseReply, NodeInRun, ReportRequest
 
 MemberState = Literal["warming", "training", "idle", "done", "gone"]
 PRESENT: frozenset[MemberState] = frozenset({"warming", "training", "idle"})
@@ -49,6 +51,7 @@ class Member:
     staleness: int = 0
     longest_stall_s: float = 0.0
     final_digests: list[str] = field(default_factory=list)
+    observed: Observed = field(default_factory=Observed)
 
     @property
     def is_present(self) -> bool:
@@ -62,9 +65,17 @@ class Member:
         self.has_left = self.unpushed = False
         self.behind = []
         self.ready, self.lost = -1, IntervalSet()
+        self.observed.begins()
 
-    def take_report(self, report: ReportRequest) -> None:
+    def leaves(self, request: DetachRequest) -> None:
+        """Its worker says goodbye."""
+        self.has_left = True
+        self.observed.left(request)
+
+    def take_report(self, report: ReportRequest, versions: Sequence[int], digests: Digests) -> None:
+        """`versions` and `digests`: of the hub's bases."""
         self.report = report
+        self.observed.heard(report, versions, digests)
         self.longest_stall_s = max(self.longest_stall_s, report.longest_stall_s)
         if report.final_digests:
             self.final_digests = list(report.final_digests)

@@ -29,6 +29,7 @@ from ciuic.hub.run.judging import Judging
 from ciuic.hub.run.leasing import Leasing, lose
 from ciuic.hub.run.live import LiveView
 from ciuic.hub.run.members import Member
+from ciuic.hub.run.observing import findings_of
 from ciuic.hub.run.reopen import reopen
 from ciuic.hub.run.settings_source import changed, settings_of
 from ciuic.hub.run.story import round_line, snapshot_line, without
@@ -183,7 +184,7 @@ class RunLedger:
             member = self._current(node, request.incarnation)
             if member.has_left:
                 return  # sent again because its reply was lost
-            member.has_left = True
+            member.leaves(request)
             back = self._depart(member, "done" if request.reason == "finished" else "gone")
             is_behind = request.reason == "behind"
             text = f"{node} cannot catch up and is set aside" if is_behind else f"{node} left the run: {request.reason}"
@@ -437,7 +438,7 @@ class RunLedger:
         """What a worker tells about itself."""
         with self._lock:
             member = self._current(node, report.incarnation)
-            member.take_report(report)
+            member.take_report(report, [f.version for f in self.fragments], self.history.digests)
             self.live.paces.heard(member)
 
     def evaluation(self, node: str, request: m.EvaluationRequest) -> None:
@@ -476,7 +477,7 @@ class RunLedger:
                 "progress": len(self.samples.committed) / self.samples.total if self.samples.total else 0.0,
             }
             if full:
-                fields |= {"rounds": list(history.rounds), "evaluations": list(history.evaluations)}
+                fields |= {**history.full(), "findings": findings_of(self)}
             else:
                 fields["evaluations"] = history.evaluations[:1] + history.evaluations[1:][-1:]
             return fields

@@ -1,0 +1,1 @@
+"""Loss consistency: one batch on all ranks, and where they part. No torch."""

@@ -1,0 +1,132 @@
+"""Hooks beside what else a program does with torch: compiled modules, several optimizers, optimizers in optimizers."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ciuic.doctor.facts_model import EXCHANGE, NAMES, SHARED
+from ciuic.doctor.probe import flow as flows
+from ciuic.doctor.probe.flow import Flow
+from ciuic.doctor.probe.hooks import hook_model, install
+from ciuic.doctor.probe.named import named_parameters
+from ciuic.doctor.probe.ownership import Ownership
+from ciuic.doctor.probe.part import Call, Model
+from ciuic.doctor.probe.probe import Probe
+from ciuic.doctor.record import PROBE_FAILED, Notice, Record
+
+
+class Box:
+    """Takes the place of the courier."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.messages.append(message)
+
+    def facts(self, name: str, optimizer: int) -> list[Any]:
+        records = [m for m in self.messages if isinstance(m, Record) and m.optimizer == optimizer]
+        return [record.facts.get(name) for record in records]
+
+
+class Net(nn.Module):
+    """Dynamo leaves torch's own modules out when they are compiled alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).relu()
+
+
+@pytest.fixture
+def probe():
+    """With hooks, without parts."""
+    probe = Probe(Box(), rank=0, world=1)  # ty: ignore[invalid-argument-type]
+    patches = install(probe)
+    probe.patches = patches  # ty: ignore[unresolved-attribute]
+    yield probe
+    patches.undo()
+    for part in probe.parts:
+        part.ends()
+    assert not [m for m in probe.courier.messages if isinstance(m, Notice) and m.kind == PROBE_FAILED]
+
+
+def test_a_module_compiled_without_graph_breaks_runs_and_its_passes_are_counted(probe):
+    module = Net()
+    module.compile(backend="eager", fullgraph=True)
+    model = Model(index=0, module=module)
+    hook_model(probe, model, probe.patches)
+    for _ in range(3):
+        module(torch.ones(1, 4))
+    assert model.passes[0] == 3
+
+
+def test_hooks_of_a_module_that_is_compiled_later_are_not_traced(probe):
+    inner = nn.Linear(4, 2)
+    outer = nn.Sequential(inner)
+    hook_model(probe, Model(index=0, module=inner), probe.patches)
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(outer, backend="eager", fullgraph=True)
+    for _ in range(4):
+        compiled(torch.ones(1, 4))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_compiled_step_of_an_optimizer_is_left_alone(probe):
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 4)).sum().backward()
+    torch.compile(optimizer.step, backend="eager")()
+    assert probe.step == 0
+
+
+def test_two_optimizers_of_one_backward_pass_both_had_its_exchange(probe, monkeypatch):
+    monkeypatch.setattr(flows, "is_distributed", lambda: False)
+    part = Flow(probe)
+    probe.add(part)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    both = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+        gradients = tuple(p.grad for p in model.parameters())
+        part.collective_begin(Call(name="all_reduce", number=1, ranks=(0, 1), site="", tensors=gradients))
+        for optimizer in both:
+            optimizer.step()
+    for index in (0, 1):
+        assert [exchange[0] for exchange in probe.courier.facts(EXCHANGE, index)] == [1, 1]
+
+
+def test_what_only_another_optimizer_trains_is_not_this_ones():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    model[1].bias.requires_grad_(False)
+    one, two = (torch.optim.SGD([layer.weight], lr=0.1) for layer in model)
+    found = named_parameters(one, [Model(index=0, module=model)], [two])
+    assert list(found) == ["0.weight", "0.bias", "1.bias"]
+
+
+class _Around(torch.optim.SGD):
+    """Steps by another optimizer that owns the same parameters, as ZeroRedundancyOptimizer does."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.0)
+        self.inner = torch.optim.SGD(self.param_groups[0]["params"], lr=0.1)
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+def test_an_optimizer_inside_an_optimizer_is_its_tool(probe):
+    probe.add(Ownership(probe))
+    model = nn.Linear(4, 2)
+    optimizer = _Around(model.parameters())
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    assert probe.tools == {1}
+    notices = [m for m in probe.courier.messages if isinstance(m, Notice) and m.kind == NAMES]
+    assert not [m for m in notices if m.facts["what"] == SHARED and m.facts["count"]]
