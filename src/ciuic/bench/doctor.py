@@ -103,7 +103,8 @@ def tables(result: dict[str, Any]) -> list[Table]:
         for row in result["rows"]
         if _lacks(row)
     ]
-    false: list[tuple[str, ...]] = [(row["case"], "; ".join(row["alarms"])) for row in result["clean_rows"] if row["alarms"]]
+    alarmed = (row for row in result["clean_rows"] if row["alarms"])
+    false: list[tuple[str, ...]] = [(row["case"], "; ".join(row["alarms"])) for row in alarmed]
     return [
         Table(title=f"the doctor on {result['faults']} faults", columns=("what", "value"), rows=numbers),
         Table(title="not right", columns=("program", "fault", "named", "expected", "lacks"), rows=wrong),
