@@ -184,7 +184,7 @@ FAULTS = (
     ),
     Fault(
         id="none_on_one_rank",
-        title="a manual loop uses a layer on one rank only and reduces what is there",
+        title="rank 1 does not use a layer, and the manual loop reduces what is there",
         letter="C",
         codes=("CIUIC-C4", "CIUIC-A5"),
         rank=1,

@@ -65,6 +65,12 @@ FAULTS = (
         codes=("CIUIC-H3",),
     ),
     Fault(
+        id="stream_not_split",
+        title="each of two data workers reads the whole stream",
+        letter="H",
+        codes=("CIUIC-H9",),
+    ),
+    Fault(
         id="shuffle_on_one_rank",
         title="rank 1 does not shuffle, so ranks read overlapping samples",
         letter="H",

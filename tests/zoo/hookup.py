@@ -28,9 +28,16 @@ class Desk:
         from ciuic.doctor.collector import Collector, Options
 
         self.found = threading.Event()
-        """Set when the doctor has told its first incident."""
-        self._collector = Collector(Options(folder=folder, every=EVERY), told=lambda _: self.found.set())
+        """Set when the doctor has told its first incident that is more than a note."""
+        self._collector = Collector(Options(folder=folder, every=EVERY), told=self._hear)
         self._collector.start()
+
+    def _hear(self, incident: Any) -> None:
+        from ciuic.doctor.finding import Severity
+        from ciuic.doctor.incidents import severity_of
+
+        if severity_of(incident.cause) is not Severity.NOTE:
+            self.found.set()
 
     def for_ranks(self) -> dict[str, Any]:
         """What `attach_rank` needs."""

@@ -18,11 +18,12 @@ PROGRAMS = (
             sharded_twice shuffle_on_one_rank loader_worker_dies uneven_batches exit_early save_with_barrier
             skips_bad_batch other_order local_decision shape_mismatch stuck_outside rank_stopped
             rank_killed exception interface clock other_model slow_backward slow_forward slow_data slow_link slow_save
+            left_in_eval settings_differ loss_weighed loss_muted stream_not_split
         """),
         variants=_words("""
             plain frozen frozen_filtered unused_allowed spare_layer static_graph bucket_view small_buckets one_bit sgd
-            no_decay fused foreach adagrad stream workers no_shuffle smoothing evaluate_on_rank0 evaluate_all
-            save_on_rank0 ema swa early_stopping join_uneven load_partly
+            no_decay fused foreach adagrad stream stream_workers workers no_shuffle smoothing evaluate_on_rank0
+            evaluate_all save_on_rank0 ema swa early_stopping join_uneven load_partly
         """),
         modules={
             "unfreeze_after_wrap": "body.0",
@@ -31,6 +32,7 @@ PROGRAMS = (
             "buffers_differ": "body.1",
             "overwritten": "head.weight",
             "nan_on_one_rank": "body.0",
+            "settings_differ": "body.1",
         },
     ),
     Program(
@@ -43,7 +45,7 @@ PROGRAMS = (
             clip_on_one_rank clip_tiny nan_on_one_rank scheduler_per_micro_batch warmup_too_late rate_differs
             scheduler_elsewhere rate_comes_back no_set_epoch same_data tie_broken uneven_batches save_with_barrier
             other_metrics exit_early stuck_outside rank_stopped rank_killed exception clock slow_backward slow_forward
-            slow_data
+            slow_data autocast_differs
         """),
         variants=_words("""
             plain no_dropout untied loaded frozen_embedding frozen_reentrant checkpointing stochastic_depth
@@ -82,7 +84,7 @@ PROGRAMS = (
             partial_reduction no_reduction reduced_too_early sum_not_mean none_on_one_rank other_seed moments_differ
             average_differs step_twice overwritten decay_differs rate_differs clip_on_one_rank local_skip no_zero_grad
             loss_not_divided nan_on_one_rank same_data no_set_epoch rank_killed rank_stopped stuck_outside exit_early
-            slow_backward slow_data
+            slow_backward slow_data wrong_divisor
         """),
         variants=_words("plain flat asynchronous broadcast sgd rmsprop global_skip"),
         modules={

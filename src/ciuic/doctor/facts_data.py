@@ -14,9 +14,9 @@ EPOCH = "epoch"
 
 LOADER = "loader"
 """Notice: a data loader that training uses {number, length, batch, samples, sampler, shuffle, drop_last, workers,
-split, replicas, place, seed, contents}. length: batches of one pass, -1: not known. split: `index` (the sampler takes
-every `replicas`-th sample, from `place` on), `stream` (the same with a stream), or empty. contents: by name
-of what the data set holds for each sample: [digest of some elements, 1 when these are numbers with a
+stream, split, replicas, place, seed, contents}. length: batches of one pass, -1: not known. split: `index` (the
+sampler takes every `replicas`-th sample, from `place` on), `stream` (the same with a stream), or empty. contents: by
+name of what the data set holds for each sample: [digest of some elements, 1 when these are numbers with a
 fraction]. sharded: the data set itself is one share."""
 LOADER_ENDS = "loader_ends"
 """Notice {number, batches, pass}: a pass over such a loader has ended."""

@@ -31,6 +31,13 @@ STALE = "stale"
 where another optimizer stepped in between, number of that optimizer]."""
 AVERAGES = "averages"
 """Digest of copies of a model that are kept beside it; also a kind for CHILDREN."""
+MANNER = "manner"
+"""Of a record of the first optimizer: for each model that ran [index, digest of paths and classes of its modules,
+digest of their modes and settings], MANNER_BYTES each. As a question {model}: [settings, mode] by path under
+`modules`, and `context`, what is around the model (autocast)."""
+MANNER_BYTES = 4
+TRAINING, EVALUATION = "training", "evaluation"
+"""Modes."""
 
 # ---- notices -----------------------------------------------------------------------------------------------
 

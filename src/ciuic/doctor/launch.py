@@ -90,6 +90,7 @@ def launch(options: Launch, *, told: Callable[[Incident], None], begun: Callable
     try:
         begun(f"{host}:{port}", collector.token)
         code = _wait(_start(options, f"{host}:{port}", collector.token), lambda: bool(worst))
+        collector.case.exit_code = code
     finally:
         incidents = collector.close()
     return Outcome(

@@ -84,6 +84,8 @@ class Bye(msgspec.Struct, frozen=True, kw_only=True, tag="bye", array_like=True)
     how: str
     """`end`, or the exception's line."""
     facts: Facts = {}
+    time_s: float = 0.0
+    """Of the rank's clock, seconds since the epoch; 0: not told."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, tag="question", array_like=True):

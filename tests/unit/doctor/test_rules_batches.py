@@ -5,7 +5,7 @@ import pytest
 
 from ciuic.doctor.case import Case, Round
 from ciuic.doctor.facts import PARAMETERS
-from ciuic.doctor.facts_data import FEED, PEERS, RESUMED_AT, SAME_ORDER, SHARED_MEMORY
+from ciuic.doctor.facts_data import FEED, LOADER, PEERS, RESUMED_AT, SAME_ORDER, SHARED_MEMORY
 from ciuic.doctor.facts_model import EXCHANGE, MODE
 from ciuic.doctor.finding import Finding, Severity
 from ciuic.doctor.record import Bye, Hello, Notice, Record
@@ -143,3 +143,33 @@ def test_a_dead_worker_is_named_with_its_signal():
 def test_too_little_shared_memory_is_a_warning():
     found = _notices(Batches(), _case(), SHARED_MEMORY, free=1 << 20, wanted=8 << 20, workers=4)
     assert (found[0].code, found[0].severity) == ("CIUIC-H5", Severity.WARNING)
+
+
+def _loader(rank: int, **facts: Any) -> Notice:
+    return Notice(rank=rank, step=0, kind=LOADER, facts={"number": 0, "stream": True, "workers": 2, **facts})
+
+
+def test_a_stream_that_every_worker_reads_whole():
+    rule, case = Batches(), _case()
+    for rank in (0, 1):
+        assert not list(rule.notice(case, _loader(rank)))
+    found = _run(rule, case, _feeds(8, lambda s, r, n: _number(r, (n + 1) // 2)))
+    assert [(f.code, f.ranks) for f in found] == [("CIUIC-H9", ())]
+    assert "2 times" in found[0].cause
+
+
+@pytest.mark.parametrize(
+    ("facts", "batch"),
+    [
+        ({}, lambda s, r, n: _number(r, n)),  # shared out
+        ({}, lambda s, r, n: _number(r, 1)),  # one batch again and again
+        ({"workers": 0}, lambda s, r, n: _number(r, (n + 1) // 2)),
+        ({"stream": False}, lambda s, r, n: _number(r, (n + 1) // 2)),  # the sampler's order
+        ({}, lambda s, r, n: _number(r, n % 4)),  # a short epoch
+    ],
+)
+def test_batches_that_come_again_for_another_reason(facts: dict[str, Any], batch: Any):
+    rule, case = Batches(), _case()
+    for rank in (0, 1):
+        assert not list(rule.notice(case, _loader(rank, **facts)))
+    assert "CIUIC-H9" not in [f.code for f in _run(rule, case, _feeds(12, batch))]

@@ -71,7 +71,7 @@ def test_two_equal_barriers_from_different_places_are_the_first_difference():
     )
     assert difference is not None
     assert difference.number == 5
-    assert not difference.same_name
+    assert not difference.same_call
 
 
 def test_the_minority_of_three_is_odd_when_nobody_has_a_habit():

@@ -6,7 +6,7 @@ import pytest
 from ciuic.doctor.case import Case
 from ciuic.doctor.facts_launch import HOST, LAYOUT
 from ciuic.doctor.finding import Finding, Severity
-from ciuic.doctor.record import Beat, Hello, Notice
+from ciuic.doctor.record import Beat, Bye, Hello, Notice
 from ciuic.doctor.rules.launch import Launch
 
 
@@ -79,3 +79,12 @@ def test_another_model_is_told_with_the_first_module_that_differs():
 
 def test_stages_of_a_pipeline_are_compared_inside_their_groups_only():
     assert not _tell(LAYOUT, _layout(b"a", one=[1, 4]) | {"ranks": [0]}, _layout(b"b", two=[1, 4]) | {"ranks": [1]})
+
+
+def test_a_wrong_clock_in_a_program_that_ends_at_once():
+    rule, case = Launch(), _case()
+    found = _beats(rule, {0: 0, 1: 900}, 1)
+    for rank, offset_s in ((0, 0.0), (1, 900.0)):
+        case.byes[rank] = Bye(rank=rank, step=24, how="end", time_s=time.time() + offset_s)
+        found += rule.left(case, rank, "end")
+    assert [(f.code, f.ranks) for f in found] == [("CIUIC-K2", (1,))]

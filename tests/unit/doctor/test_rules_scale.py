@@ -166,3 +166,20 @@ def test_a_multiple_is_recognised(factor: float, values: list[float]):
 def test_what_is_no_multiple_is_none():
     assert multiple(LOCAL[0], LOCAL[1]) is None
     assert multiple((0, 0, 0, 0), LOCAL[1]) is None
+
+
+def test_a_wrong_divisor_is_a_warning_once_it_has_stayed_the_same():
+    room = Room(Scale())
+    for step in STEPS:
+        room.step(step, {rank: {WITNESS: _by_hand(rank, 0.25), FORM: _form()} for rank in (0, 1)})
+    assert {(f.code, f.severity) for f in room.found} == {("CIUIC-E4", Severity.WARNING)}
+    assert "divided by 8" in room.found[0].cause
+
+
+def test_gains_that_change_or_that_the_loss_may_explain_are_no_wrong_divisor():
+    changing, explained = Room(Scale()), Room(Scale())
+    for at, step in enumerate(STEPS):
+        changing.step(step, {r: {WITNESS: _by_hand(r, 0.25 + 0.1 * at), FORM: _form()} for r in (0, 1)})
+        explained.step(step, {r: {WITNESS: _by_hand(r, 0.25), FORM: _form(product=4.0)} for r in (0, 1)})
+    assert not changing.found
+    assert not explained.found

@@ -52,6 +52,8 @@ def make_model(zoo: Zoo) -> Net:
         model.load_state_dict(old, strict=False)
     if zoo.variant == "spare_layer":
         model.aux.requires_grad_(False)
+    if zoo.fault == "settings_differ" and zoo.rank == 1:
+        model.body[1].momentum = 0.5
     return model
 
 
@@ -113,6 +115,9 @@ def make_loader(zoo: Zoo) -> tuple[DataLoader, DistributedSampler | None]:
     options: dict[str, Any] = {"batch_size": BATCH, "drop_last": True}
     if zoo.variant == "stream":
         return DataLoader(Stream(rows, zoo.rank, zoo.world), **options), None
+    if zoo.variant == "stream_workers" or zoo.fault == "stream_not_split":
+        stream = Stream(rows, zoo.rank, zoo.world, splits=zoo.variant == "stream_workers")
+        return DataLoader(stream, num_workers=2, multiprocessing_context="fork", **options), None
     if zoo.fault == "same_data":
         random = torch.Generator().manual_seed(0)
         return DataLoader(data, sampler=RandomSampler(data, generator=random), **options), None
@@ -164,6 +169,8 @@ def train_step(zoo: Zoo, ddp: DistributedDataParallel, x: Tensor, y: Tensor, ste
         return loss
     if zoo.fault == "slow_backward" and zoo.rank == 1:
         logits.register_hook(sleep)
+    if zoo.fault in ("loss_weighed", "loss_muted") and zoo.rank == 1:
+        loss = loss * (0.1 if zoo.fault == "loss_weighed" else 0.0)
     loss.backward()
     if zoo.fault == "double_reduction":
         for parameter in model.parameters():
@@ -184,6 +191,10 @@ def after_step(zoo: Zoo, ddp: DistributedDataParallel, loss: Tensor, step: int, 
         with torch.no_grad():
             model(held_out)
         model.train()
+    if zoo.fault == "left_in_eval" and zoo.rank == 0 and step == 4:
+        model.eval()
+        with torch.no_grad():
+            model(held_out)
     if (zoo.variant == "evaluate_all" or zoo.fault == "buffers_differ") and step % 5 == 4:
         ddp.eval()
         with torch.no_grad():

@@ -9,21 +9,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from zoo.data import Rows
 from zoo.world import Zoo
 
 
 class Stream(IterableDataset):
-    """Rows of this rank's shard, in an order of their own in each epoch."""
+    """Rows of this rank's shard, in an order of their own in each epoch; data workers share it out when it `splits`."""
 
-    def __init__(self, count: int, rank: int, world: int) -> None:
-        self.rows, self.rank, self.world, self.epoch = Rows(count), rank, world, 0
+    def __init__(self, count: int, rank: int, world: int, *, splits: bool = False) -> None:
+        self.rows, self.rank, self.world, self.epoch, self.splits = Rows(count), rank, world, 0, splits
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(self.epoch)).tolist()
-        for index in order[self.rank :: self.world]:
+        info = get_worker_info() if self.splits else None
+        start, step = (info.id, info.num_workers) if info is not None else (0, 1)
+        for index in order[self.rank :: self.world][start::step]:
             yield self.rows[index]
 
 

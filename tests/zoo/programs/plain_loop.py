@@ -84,7 +84,7 @@ def reduce_gradients(zoo: Zoo, model: nn.Module) -> None:
         else:
             dist.all_reduce(parameter.grad)
         if zoo.fault != "sum_not_mean" and zoo.variant != "asynchronous":
-            parameter.grad.div_(zoo.world)
+            parameter.grad.div_(zoo.world if zoo.fault != "wrong_divisor" else 8)
     for work in waiting:
         work.wait()
     if waiting:
@@ -96,7 +96,7 @@ def backward(zoo: Zoo, model: nn.Module, pieces: list[tuple[Tensor, Tensor]], st
     """Forward and backward over the micro-batches, gradients of this rank only; the mean loss."""
     total = torch.zeros(())
     for number, (ids, labels) in enumerate(pieces):
-        styled = not (zoo.fault == "none_on_one_rank" and zoo.rank == 0)
+        styled = not (zoo.fault == "none_on_one_rank" and zoo.rank == 1)
         logits = model(ids, styled=styled)
         loss = cross_entropy(logits.reshape(-1, VOCABULARY), labels.reshape(-1))
         if zoo.fault == "nan_on_one_rank" and zoo.rank == 1 and step == 5:

@@ -135,7 +135,7 @@ def loss_of(zoo: Zoo, forward: nn.Module, ids: Tensor, labels: Tensor, skip: int
     if zoo.fault == "token_imbalance" or zoo.variant == "token_weighted":
         labels = labels.clone()
         labels[:, (2 if zoo.rank == 1 else 15) :] = IGNORED
-    cast = zoo.variant == "bf16"
+    cast = zoo.variant == "bf16" or (zoo.fault == "autocast_differs" and zoo.rank == 1)
     with torch.autocast("cpu", dtype=torch.bfloat16) if cast else nullcontext():
         logits = forward(ids, skip=skip).reshape(-1, VOCABULARY)
     if zoo.variant == "token_weighted":  # the sum over this rank's labels by the mean count of all ranks

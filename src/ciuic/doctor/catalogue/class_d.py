@@ -152,10 +152,40 @@ _D5 = Code(
     depth=1,
 )
 
+_D6 = Code(
+    code="CIUIC-D6",
+    title="ranks compute the same model in different ways",
+    severity=Severity.CRITICAL,
+    meaning=(
+        "Parameters may be equal everywhere, and still the ranks do not compute one function: a rank is left in "
+        "evaluation mode, has another dropout or epsilon, or runs without the autocast of the others. The averaged "
+        "gradient is that of no model."
+    ),
+    detection=(
+        "In sampled training passes each rank digests the mode of every module, the settings of torch's own modules "
+        "and the autocast around them. Ranks whose modules have the same paths and classes are compared, in data "
+        "parallel runs only; stages of a pipeline have other modules and are left alone. A difference must be seen in "
+        "two samples in a row. Evaluation without gradients is not looked at, so a rank that evaluates alone is no "
+        "finding as long as it goes back to training mode."
+    ),
+    fix="build and switch the model alike on all ranks: the same config, `model.train()` after every evaluation",
+    fixes=(
+        "```python\nif rank == 0:\n    evaluate(model)  # calls model.eval()\nmodel.train()  # outside of the branch\n"
+        "```\n\nRead settings on rank 0 and broadcast them, when they come from a file or a tuner."
+    ),
+    example=(
+        "Rank 0 evaluates and does not return to training mode. torch says nothing. The doctor: `rank 0 computes the "
+        "model in another way than rank 1: the whole model is in evaluation mode, not in training mode`."
+    ),
+    explains=("CIUIC-D3", "CIUIC-E6", "CIUIC-L1"),
+    depth=0,
+)
+
 CODES: tuple[Code, ...] = (
     _D1,
     _D2,
     _D3,
     _D4,
     _D5,
+    _D6,
 )

@@ -118,7 +118,8 @@ _E4 = Code(
     detection=(
         "A few gradient elements of every rank right after the backward pass, and what the optimizer gets: the ratio "
         "to "
-        "their mean is the number of ranks. It does not matter how they were reduced (one by one, flat, asynchronous). "
+        "their mean is the number of ranks, or (as a warning) another number that stays the same: a wrong divisor. It "
+        "does not matter how they were reduced (one by one, flat, asynchronous). "
         "No finding for a loss that is a sum, or that was divided by the number of ranks before."
     ),
     fix="p.grad /= world_size after the all_reduce",
@@ -132,4 +133,54 @@ _E4 = Code(
     depth=0,
 )
 
-CODES: tuple[Code, ...] = (_E1, _E2, _E3, _E4)
+_E5 = Code(
+    code="CIUIC-E5",
+    title="ranks make their loss in different ways",
+    severity=Severity.WARNING,
+    meaning=(
+        "The loss of one rank is a sum where the others take a mean, or is multiplied by another factor. Its samples "
+        "weigh more or less in the common gradient than those of the others; with the factor 0 they count for nothing."
+    ),
+    detection=(
+        "The reduction and the constant factors between it and the root are read from each rank's graph. They must be "
+        "equal, or make up for another number of labels, and a difference must stay the same over three samples: "
+        "factors that are computed from the batch change from sample to sample and are left alone."
+    ),
+    fix="compute the loss by the same line, with the same factor, on all ranks",
+    fixes="A weight per source of data belongs to the samples (`reduction='none'`, then weigh), not to the rank.",
+    example=(
+        "```python\nloss = criterion(model(x), y)\nif rank == 1:\n    loss = 0.1 * loss\n```\n\ntorch says nothing. "
+        "The doctor: `rank 1 makes its loss in another way than the others: a mean times 0.1 on rank 1, a mean times 1 "
+        "on rank 0`."
+    ),
+    explains=("CIUIC-E2", "CIUIC-E6"),
+    depth=0,
+)
+
+_E6 = Code(
+    code="CIUIC-E6",
+    title="the loss of a rank stays far from the others'",
+    severity=Severity.WARNING,
+    meaning=(
+        "With equal parameters and data of one kind the losses of the ranks are alike up to chance. One that is always "
+        "higher or lower has other data (wrong labels, another preprocessing, one source only) or computes something "
+        "else."
+    ),
+    detection=(
+        "The losses of the sampled steps. The same rank must be the farthest from the middle of the others in eight "
+        "samples in a row, always on the same side, and by a factor of three on average; at half as much it is a note. "
+        "Losses that are not positive are not compared."
+    ),
+    fix="look at this rank's data: decode a batch, compare its labels with those of another rank",
+    fixes=(
+        "`ciuic doctor loss -- torchrun ...` gives all ranks one batch: when their losses are equal then, the data are "
+        "the cause. Data that are meant to differ (one domain per rank) are better mixed before they are shared out."
+    ),
+    example=(
+        "The labels of rank 1 are shifted by one. torch says nothing. The doctor: `the loss of rank 1 stays far from "
+        "the others': 2.31 where they have 0.42, in 8 samples in a row`."
+    ),
+    depth=2,
+)
+
+CODES: tuple[Code, ...] = (_E1, _E2, _E3, _E4, _E5, _E6)

@@ -119,7 +119,7 @@ _F4 = Code(
         "for "
         "the same 5 steps`."
     ),
-    explains=(*_APART, "CIUIC-G8", "CIUIC-G4", "CIUIC-A5"),
+    explains=(*_APART, "CIUIC-G8", "CIUIC-G4", "CIUIC-A5", "CIUIC-J1", "CIUIC-J2", "CIUIC-J7"),
     depth=0,
 )
 

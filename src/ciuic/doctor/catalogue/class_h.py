@@ -173,6 +173,7 @@ CODES: tuple[Code, ...] = (
             "CIUIC-J1",
             "CIUIC-J2",
             "CIUIC-J3",
+            "CIUIC-J5",
             "CIUIC-J6",
             "CIUIC-J7",
         ),
@@ -201,6 +202,33 @@ CODES: tuple[Code, ...] = (
             "CIUIC-H3",
             "CIUIC-H1",
         ),
+        depth=0,
+    ),
+    Code(
+        code="CIUIC-H9",
+        title="every data worker reads the whole stream",
+        severity=Severity.CRITICAL,
+        meaning=(
+            "An IterableDataset is copied into each worker of the loader. When it does not share the stream out by "
+            "`get_worker_info()`, every batch comes once from each worker: with four workers an epoch is four times as "
+            "long and each batch is trained four times in a row."
+        ),
+        detection=(
+            "Digests of the batches that training used, of a loader over a stream with two workers or more: most "
+            "batches equal one of the few before them on the same rank, at least three times, and not all batches are "
+            "the same one. Streams that shuffle in each worker by another seed are not seen."
+        ),
+        fix="take every num_workers-th sample by torch.utils.data.get_worker_info() in __iter__",
+        fixes=(
+            "```python\ndef __iter__(self):\n    info = torch.utils.data.get_worker_info()\n    start, step = (info."
+            "id, info.num_workers) if info else (0, 1)\n    yield from itertools.islice(self.stream(), start, None, "
+            "step)\n```\n\nWith several ranks: `start + step * rank` and `step * world_size`."
+        ),
+        example=(
+            "torch says nothing. The doctor: `every batch of rank 0 comes 2 times: each of the 2 workers of its loader "
+            "reads the whole stream`."
+        ),
+        explains=("CIUIC-H4",),
         depth=0,
     ),
 )

@@ -71,7 +71,8 @@ class Courier:
         """Last words; waits a bounded time until they have left."""
         if self._closing.is_set() or not self._thread.is_alive():
             return
-        self.send(Bye(rank=self._rank, step=getattr(self._probe, "step", 0), how=how, facts=facts))
+        step = getattr(self._probe, "step", 0)
+        self.send(Bye(rank=self._rank, step=step, how=how, facts=facts, time_s=time.time()))
         self._until_s = time.monotonic() + LAST_WORDS_S
         self._closing.set()
         with contextlib.suppress(OSError):

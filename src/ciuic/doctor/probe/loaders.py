@@ -66,6 +66,7 @@ def describe(loader: Any) -> dict[str, Any]:
         "shuffle": is_shuffled(loader),
         "drop_last": bool(getattr(shares, "drop_last", False)),
         "workers": _integer(loader, "num_workers") or 0,
+        "stream": isinstance(data, IterableDataset),
         "split": "",
     }
     if shares is not None:

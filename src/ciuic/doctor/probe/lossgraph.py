@@ -127,9 +127,11 @@ def _scalar(node: Any) -> float | None:
         if other.numel() != 1 or other.is_meta:
             return None
         other = other.item()
-    if not isinstance(other, int | float) or other == 0:
+    if not isinstance(other, int | float):
         return None
-    return 1.0 / other if node.name().startswith("Div") else float(other)
+    if node.name().startswith("Mul"):
+        return float(other)
+    return 1.0 / other if other else None
 
 
 def _is_soft(node: Any, follower: Any, value: float) -> bool:

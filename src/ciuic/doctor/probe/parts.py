@@ -10,6 +10,7 @@ from ciuic.doctor.probe.first_batch import FirstBatch
 from ciuic.doctor.probe.flow import Flow
 from ciuic.doctor.probe.launched import Launched
 from ciuic.doctor.probe.lossscale import LossScale
+from ciuic.doctor.probe.manner import Manner
 from ciuic.doctor.probe.movement import Movement
 from ciuic.doctor.probe.outside import Outside
 from ciuic.doctor.probe.ownership import Ownership
@@ -34,6 +35,7 @@ def all_parts(probe: Probe) -> list[Part]:
         Replicas(probe),
         *model,
         LossScale(probe),
+        Manner(probe),
         Precision(probe),
         Schedules(probe),
         Watchdog(probe),

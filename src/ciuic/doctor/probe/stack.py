@@ -7,13 +7,14 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 FRAMES_MAX = 5
-NOT_THE_PROGRAM = (
-    *("torch", "ciuic", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "transformers"),
-    *("typing_extensions", "contextlib", "functools", "threading", "warnings"),
-)
+FRAMEWORKS = frozenset({"accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "transformers"})
+"""Packages that call collectives at many places on behalf of one line of the program."""
+NOT_THE_PROGRAM = FRAMEWORKS | {
+    *("torch", "ciuic", "typing_extensions", "contextlib", "functools", "threading", "warnings"),
+}
 """Packages whose lines nobody can change, and the wrappers of functions."""
-_CODES: dict[int, tuple[CodeType, bool, str]] = {}
-"""By id: a code, whether it is the program's, and the name of its file."""
+_CODES: dict[int, tuple[CodeType, bool, str, str]] = {}
+"""By id: a code, whether it is the program's, the name of its file, and the framework that it belongs to."""
 SAVING = ("save", "checkpoint")
 """Parts of the names of functions that save."""
 
@@ -36,16 +37,26 @@ def described(frames: list[FrameType]) -> list[str]:
 
 
 def site() -> str:
-    """File, line and function of the nearest frame of this thread that belongs to the program. Asked at every call."""
+    """File, line and function of the nearest frame of this thread that belongs to the program. Asked at every call.
+
+    Where the program has called a framework, also the two innermost functions of that framework.
+    """
     frame = sys._getframe(1)
     outermost = frame
+    framework, through, functions = "", "", 0
     while frame is not None:
         code = frame.f_code
         known = _CODES.get(id(code))
         if known is None or known[0] is not code:
-            known = _CODES[id(code)] = code, is_program(frame), code.co_filename.rsplit("/", 1)[-1]
+            package = _package(frame)
+            name = code.co_filename.rsplit("/", 1)[-1]
+            known = _CODES[id(code)] = code, is_program(frame), name, package if package in FRAMEWORKS else ""
         if known[1]:
-            return f"{known[2]}:{frame.f_lineno} in {code.co_name}"
+            return f"{known[2]}:{frame.f_lineno} in {code.co_name}{through}"
+        if known[3] and known[3] != framework:
+            framework, through, functions = known[3], f" ({code.co_name})", 1
+        elif known[3] and functions == 1:
+            through, functions = f" ({code.co_name}: {through[2:]}", 2
         outermost, frame = frame, frame.f_back
     return where(outermost)
 
@@ -57,13 +68,16 @@ def where(frame: FrameType) -> str:
 
 def is_program(frame: FrameType) -> bool:
     """Whether a frame is neither torch's nor a framework's nor the doctor's."""
-    module = frame.f_globals.get("__name__", "").partition(".")[0]
-    return module not in NOT_THE_PROGRAM and not frame.f_code.co_filename.startswith("<")
+    return _package(frame) not in NOT_THE_PROGRAM and not frame.f_code.co_filename.startswith("<")
+
+
+def _package(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "").partition(".")[0]
 
 
 def in_torch(frames: list[FrameType]) -> bool:
     """Whether the innermost frame is torch's (or the doctor's, which only passes on to torch)."""
-    return bool(frames) and frames[0].f_globals.get("__name__", "").partition(".")[0] in ("torch", "ciuic")
+    return bool(frames) and _package(frames[0]) in ("torch", "ciuic")
 
 
 def is_saving(frames: list[FrameType]) -> bool:

@@ -10,6 +10,8 @@ from ciuic.doctor.rules.gradients import Gradients
 from ciuic.doctor.rules.hang import Hang
 from ciuic.doctor.rules.launch import Launch
 from ciuic.doctor.rules.loaders import Loaders
+from ciuic.doctor.rules.losses import Losses
+from ciuic.doctor.rules.manner import Manner
 from ciuic.doctor.rules.numbers import Numbers
 from ciuic.doctor.rules.ownership import Ownership
 from ciuic.doctor.rules.replicas import Replicas
@@ -29,6 +31,8 @@ def all_rules() -> list[Rule]:
         Ownership(),
         Gradients(),
         Cuts(),
+        Manner(),
+        Losses(),
         Scale(),
         Numbers(),
         Schedule(),

@@ -6,7 +6,7 @@ from typing import Any
 
 from ciuic.doctor.case import Case, Round, Rule
 from ciuic.doctor.facts import PARAMETERS
-from ciuic.doctor.facts_data import FEED, FEED_BYTES, PEERS, RESUMED_AT, SAME_ORDER, SHARED_MEMORY
+from ciuic.doctor.facts_data import FEED, FEED_BYTES, LOADER, PEERS, RESUMED_AT, SAME_ORDER, SHARED_MEMORY
 from ciuic.doctor.facts_model import EXCHANGE, MODE
 from ciuic.doctor.finding import Finding, Severity
 from ciuic.doctor.record import Notice
@@ -27,7 +27,7 @@ Numbers = dict[int, dict[int, bytes]]
 
 
 class Batches(Rule):
-    """H1, H2, H4 and H5."""
+    """H1, H2, H4, H5 and H9."""
 
     def __init__(self) -> None:
         self._notices = Gathered()
@@ -40,11 +40,15 @@ class Batches(Rule):
         """Step and batches so far of the first sample."""
         self._per_step = 0
         self._resumed: list[Together] = []
+        self._workers: dict[int, int] = {}
+        """By rank: workers of the loader that training uses, of a stream."""
 
     def notice(self, case: Case, notice: Notice) -> Iterable[Finding]:
         """Keep it."""
         if notice.kind in (SAME_ORDER, RESUMED_AT, SHARED_MEMORY):
             self._notices.add(notice.kind, notice)
+        elif notice.kind == LOADER and notice.facts.get("stream") and int(notice.facts.get("workers", 0)) > 1:
+            self._workers[notice.rank] = int(notice.facts["workers"])
         return ()
 
     def round(self, case: Case, round: Round) -> Iterable[Finding]:
@@ -56,7 +60,7 @@ class Batches(Rule):
             for source, count, digests in sources:
                 self._add(int(source), rank, int(count), bytes(digests))
         self._learn(round, feeds)
-        found = list(self._after_checkpoint())
+        found = [*self._after_checkpoint(), *self._repeated()]
         if not self._is_told and self._is_data_parallel(round):
             found += self._same_data(round)
         return found
@@ -132,6 +136,31 @@ class Batches(Rule):
         )
         self._is_told = True
         yield _same_finding(round_, tuple(sorted(same)), len(numbers), len(ranks), constant=constant)
+
+    def _repeated(self) -> Iterator[Finding]:
+        """Does a batch come once from each worker?"""
+        again: dict[int, int] = {}
+        for rank, workers in self._workers.items():
+            digests = {n: by[rank] for n, by in self._numbers.get(0, {}).items() if rank in by}
+            near = range(1, workers)
+            equal = [n for n in digests if any(digests.get(n - back) == digests[n] for back in near)]
+            if len(equal) >= SAME_MIN and len(set(digests.values())) >= SAME_MIN and len(equal) >= len(digests) / 3:
+                again[rank] = workers
+        if not again:
+            return
+        ranks = tuple(sorted(again)) if len(again) < len(self._workers) else ()
+        workers = max(again.values())
+        for rank in again:
+            del self._workers[rank]
+        yield Finding(
+            code="CIUIC-H9",
+            cause=f"every batch of {ranks_text(ranks)} comes {workers} times: each of the {workers} workers of its "
+            "loader reads the whole stream",
+            step=1,
+            ranks=ranks,
+            evidence={"workers": workers},
+            confidence=0.9,
+        )
 
     def _compared(self, source: int, ranks: set[int]) -> Numbers:
         """Batches that all of these ranks have told."""

@@ -17,6 +17,7 @@ from ciuic.doctor.rules.sequences import (
     Difference,
     called,
     first_difference,
+    is_same_call,
     recorded_difference,
     recorded_in_common,
 )
@@ -150,8 +151,7 @@ class CallOrder(Rule):
             self._ask(case, facts["group"], group)
         if not any(each["name"] in OWN_CALLS for each in compared.values()):
             rows = {r: [f["number"], f["name"], f["detail"], f["site"], f["step"]] for r, f in sorted(compared.items())}
-            same = len({row[1] for row in rows.values()}) == 1
-            difference = Difference(number=facts["number"], calls=rows, odd=(), same_name=same)
+            difference = Difference(number=facts["number"], calls=rows, odd=(), same_call=is_same_call(rows))
             yield finding_of(difference, confidence=LESS_SURE)
 
     def _doubt(self, rank: int, facts: Facts) -> None:
@@ -211,7 +211,7 @@ def finding_of(difference: Difference, *, confidence: float) -> Finding:
     """J2, or J4 where only the tensors differ."""
     told = "; ".join(f"rank {rank} {called(row[1], row[2], row[3])}" for rank, row in _few(difference))
     number = difference.number
-    if difference.same_name and not difference.meets_evaluation:
+    if difference.same_call and not difference.meets_evaluation:
         cause = f"call {number} of the group has other tensors on other ranks: {told}"
         code = "CIUIC-J4"
     else:

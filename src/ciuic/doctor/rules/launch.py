@@ -39,9 +39,19 @@ class Launch(Rule):
             )
 
     def beat(self, case: Case, beat: Beat) -> Iterable[Finding]:
-        """Compare clocks: what is on its way longer makes a clock look behind, never ahead; the least counts."""
-        count, least = self._offsets.get(beat.rank, (0, float("inf")))
-        self._offsets[beat.rank] = count + 1, min(least, time.time() - beat.time_s)
+        """Compare clocks."""
+        yield from self._compare(beat.rank, beat.step, beat.time_s)
+
+    def left(self, case: Case, rank: int, how: str) -> Iterable[Finding]:
+        """The last sign of life of a rank that said bye; in a short program it is the second."""
+        bye = case.byes.get(rank)
+        if bye is not None and bye.time_s:
+            yield from self._compare(rank, bye.step, bye.time_s)
+
+    def _compare(self, rank: int, step: int, time_s: float) -> Iterator[Finding]:
+        """What is on its way longer makes a clock look behind, never ahead; the least counts."""
+        count, least = self._offsets.get(rank, (0, float("inf")))
+        self._offsets[rank] = count + 1, min(least, time.time() - time_s)
         offsets = {rank: value for rank, (_, value) in sorted(self._offsets.items())}
         apart_s = max(offsets.values()) - min(offsets.values())
         if len(offsets) < 2 or apart_s < CLOCK_S or "clock" in self._told:
@@ -55,7 +65,7 @@ class Launch(Rule):
         yield Finding(
             code="CIUIC-K2",
             cause=f"the clock of rank {odd} is {abs(ahead_s):.0f} s {side} the others",
-            step=max(1, beat.step),
+            step=max(1, step),
             ranks=(odd,),
             evidence={f"offset_s_rank_{rank}": round(-value, 3) for rank, value in list(offsets.items())[:8]},
             confidence=0.95,

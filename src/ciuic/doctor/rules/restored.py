@@ -83,11 +83,13 @@ class Restored(Rule):
             ranks = tuple(rank for rank in sorted(by_rank) if rank not in with_load)
         else:
             cause, ranks = f"the ranks loaded different states into {name}, and began with different parameters", ()
+        modules = next(found.modules for found in case.findings.values() if found.code == "CIUIC-D1")
         yield Finding(
             code="CIUIC-I6",
             cause=cause,
             step=1,
             ranks=ranks,
+            modules=modules,
             evidence={"ranks_with_load": len(with_load)},
             confidence=0.95,
         )

@@ -13,6 +13,8 @@ CLOSE = 0.02
 """Relative: a gain this close to a number is that number."""
 ROUNDS_SURE = 2
 """Samples in which a wrong gain must be seen."""
+ROUNDS_STRANGE = 4
+"""Samples in a row in which a gain that is neither a mean's nor a sum's must be the same."""
 SAMPLES_IMBALANCE = 5
 """Samples of the labels' weights; between them every step counts at the start of a run."""
 IMBALANCE, APART = 2.0, 1.2
@@ -48,6 +50,7 @@ class Scale(Rule):
         self._seen: dict[tuple[str, int, tuple[int, ...]], int] = {}
         self._since: dict[tuple[str, int, tuple[int, ...]], int] = {}
         self._weights: dict[tuple[int, tuple[int, ...]], dict[int, _Labels]] = {}
+        self._gains: dict[tuple[int, tuple[int, ...]], list[float]] = {}
 
     def round(self, case: Case, round: Round) -> Iterable[Finding]:
         groups = round.groups() or [(rank,) for rank in round.records if case.world == 1]
@@ -98,7 +101,37 @@ class Scale(Rule):
             return is_sum
         if is_sum and not self._is_meant(round_, ranks) and self._sure("E4", round_, ranks):
             yield self._sum(round_, ranks, reduced, gain)
+        elif not is_sum and self._is_strange(round_, ranks, gain):
+            yield self._divisor(round_, ranks, reduced, gain)
         return is_sum
+
+    def _is_strange(self, round_: Round, ranks: Sequence[int], gain: Gain) -> bool:
+        """Neither a mean nor a sum, by one and the same number in ROUNDS_STRANGE samples: nothing that is computed."""
+        form = round_.records[ranks[0]].facts.get(FORM)
+        if form is None or form[2] != "mean" or not _is(float(form[0] * form[1]), 1.0):
+            return False  # a factor may make up for it
+        seen = self._gains.setdefault((round_.optimizer, tuple(ranks)), [])
+        if _is(gain.value, 1.0) or (seen and not _is(gain.value, seen[-1])):
+            seen.clear()
+        if not _is(gain.value, 1.0):
+            seen.append(gain.value)
+        self._sure("E4", round_, ranks)
+        return len(seen) >= ROUNDS_STRANGE
+
+    def _divisor(self, round_: Round, ranks: Sequence[int], reduced: list | None, gain: Gain) -> Finding:
+        where = f" in {reduced[3]}" if reduced else ""
+        divisor = len(ranks) / gain.value
+        return Finding(
+            code="CIUIC-E4",
+            cause=f"gradients are summed over {len(ranks)} ranks{where} and divided by {divisor:.4g}: they are "
+            f"{gain.value:.3g} times the mean, as if the learning rate were",
+            step=self._first("E4", round_, ranks),
+            modules=(reduced[2],) if reduced else (),
+            evidence={"gain": round(gain.value, 4), "ranks": len(ranks)} | ({"site": reduced[3]} if reduced else {}),
+            fix=f"divide by the number of ranks, {len(ranks)}: dist.get_world_size(group)",
+            confidence=0.8,
+            severity=Severity.WARNING,
+        )
 
     def _twice(self, round_: Round, ranks: Sequence[int], reduced: list | None, gain: Gain) -> Finding:
         count = len(ranks)

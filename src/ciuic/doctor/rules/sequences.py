@@ -36,8 +36,8 @@ class Difference:
     """By rank, the first ones that do not belong together."""
     odd: tuple[int, ...]
     """Ranks that left their own pattern, or the majority's; empty: nobody is odder than the others."""
-    same_name: bool
-    """Only shapes, types or operations differ."""
+    same_call: bool
+    """From the same line; only shapes, types or operations differ."""
 
     @property
     def step(self) -> int:
@@ -79,8 +79,13 @@ def _difference(by_number: dict[int, dict[int, Row]], number: int, ranks: list[i
             break
     if not strange or len(strange) == len(ranks):
         strange = odd_ones(kinds) if len(ranks) > 2 else ()
-    same_name = len({name for name, _ in kinds.values()}) == 1
-    return Difference(number=first, calls=calls, odd=strange, same_name=same_name and first == number)
+    same = first == number and is_same_call(calls)
+    return Difference(number=first, calls=calls, odd=strange, same_call=same)
+
+
+def is_same_call(calls: Mapping[int, Row]) -> bool:
+    """Whether ranks make it at the same place under the same name."""
+    return len({(row[NAME], row[SITE]) for row in calls.values()}) == 1
 
 
 def _sites_differ(by_number: dict[int, dict[int, Row]], number: int, ranks: list[int]) -> bool:
