@@ -132,7 +132,7 @@ def test_a_node_cannot_play_the_hub(world: PeerWorld, late: NodeOnWire) -> None:
 
 def test_a_node_that_offers_nothing_has_no_names_and_gets_them_by_renewal(hub: HubProcess, tmp_path: Path) -> None:
     agent = AgentProcess(hub, tmp_path / "node", token=hub.token(), settle_s=0.0)
-    eventually(lambda: hub.nodes().get("us-west"))
+    eventually(lambda: hub.nodes().get("us-west") and (agent.folder / "node.pem").exists())
     assert certificate_names((agent.folder / "node.pem").read_bytes()) == ()
     agent.close()
     agent = AgentProcess(hub, tmp_path / "node", direct=["127.0.0.1", 0], direct_name="localhost")

@@ -20,5 +20,6 @@ def test_programs_push_to_a_run_and_end_with_the_hub_s_parameters(tmp_path: Path
         assert len(words) == 2
         assert all(end["same"] for end in words)
         assert info.versions[0] == sum(end["pushes"] for end in words)
-        assert {(end["digest"], end["version"]) for end in words} == {(info.digests[0], info.versions[0])}
+        last = max(words, key=lambda end: end["version"])  # the other may have had its last samples before
+        assert (last["digest"], last["version"]) == (info.digests[0], info.versions[0])
         assert all(end["largest"] < 0.9 for end in words), "the updates pull towards zero"

@@ -44,7 +44,7 @@ def meet(url: str, **options: int) -> tuple[int, int]:
 
 
 def test_one_of_three_is_killed_the_others_go_on_and_a_new_one_comes_in(as_operator: dict[str, str]) -> None:
-    url = "ciuic://global-sync?job=kill&nodes=3"
+    url = f"ciuic://global-sync?job=kill-{os.urandom(4).hex()}&nodes=3"
 
     def member(pipe: Connection) -> None:
         talk = Talk(pipe)
