@@ -8,6 +8,7 @@ WORKERS ?= 3
 SOAK_RUNS ?= 20
 SOAK_DURATION ?= 2h
 SOAK_SEED ?= 1
+SOAK_PARTS ?= tests,long,fuzz,soak
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -62,7 +63,8 @@ bench: $(STAMP)
 # The tests of failures again and again, every test once at full length (--hypothesis-profile=soak), a million fuzzed
 # messages, and hours in which something fails all the time.
 soak: $(STAMP)
-	$(BIN)/python tests/soak.py --repeat $(SOAK_RUNS) --duration $(SOAK_DURATION) --seed $(SOAK_SEED) --workers $(WORKERS)
+	$(BIN)/python tests/soak.py --repeat $(SOAK_RUNS) --duration $(SOAK_DURATION) --seed $(SOAK_SEED) \
+		--workers $(WORKERS) --only $(SOAK_PARTS)
 
 clean:
 	rm -rf .venv site demo bench lab soak dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis

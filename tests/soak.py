@@ -2,6 +2,7 @@
 
     python tests/soak.py --repeat 20 --fuzz 1000000 --duration 2h --every 30s --seed 1
 
+Parts: tests (several times), long, fuzz, soak; `--only tests,fuzz` runs some of them.
 The part `long` is every test once under the hypothesis profile `soak`: many more examples, programs that are not forked
 from warmed processes, a hub that is away for two minutes, a payload of 1 GiB.
 Each part writes its own log to the folder; a part that fails does not keep the others from running.
@@ -34,6 +35,7 @@ AGAIN_AND_AGAIN = (
 )
 """Where the tests are that the design of the network asks for: each was a failure of a real system."""
 TAIL_LINES = 40
+PARTS = ("tests", "long", "fuzz", "soak")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +50,20 @@ def parts(options: argparse.Namespace) -> Iterator[Part]:
     """What is run, in this order."""
     files = [str(path) for pattern in AGAIN_AND_AGAIN for path in sorted(TESTS.glob(pattern))]
     pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-n", str(options.workers), "-m", "not alone", *files]
-    for number in range(1, options.repeat + 1):
+    for number in range(1, options.repeat + 1 if "tests" in options.only else 1):
         yield Part(name=f"tests-{number}", command=pytest)
     patient = ["-q", "--hypothesis-profile=soak", "--timeout=7200", "-n", str(options.workers), "-m", "not alone"]
-    if options.repeat:
+    if options.repeat and "long" in options.only:
         yield Part(name="long", command=[sys.executable, "-m", "pytest", *patient, str(TESTS)])
     fuzz = [sys.executable, str(TESTS / "support" / "fuzz_run.py"), "--cases", str(options.fuzz)]
-    if options.fuzz:
+    if options.fuzz and "fuzz" in options.only:
         yield Part(name="fuzz", command=[*fuzz, "--seed", str(options.seed)])
     words = ["--duration", options.duration, "--every", options.every, "--seed", str(options.seed)]
     folder = str(options.folder / "lab")
-    yield Part(name="soak", command=[sys.executable, "-m", "ciuic.cli.main", "lab", "soak", *words, "--folder", folder])
+    if "soak" in options.only:
+        yield Part(
+            name="soak", command=[sys.executable, "-m", "ciuic.cli.main", "lab", "soak", *words, "--folder", folder]
+        )
 
 
 def run(part: Part, folder: Path) -> tuple[int, float]:
@@ -90,7 +95,10 @@ def main() -> int:
     parser.add_argument("--every", default="30s", help="from one fault to the next")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path("soak"))
+    parser.add_argument("--only", type=lambda text: text.split(","), default=PARTS, help=",".join(PARTS))
     options = parser.parse_args()
+    if unknown := set(options.only) - set(PARTS):
+        parser.error(f"--only knows {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
     options.folder.mkdir(parents=True, exist_ok=True)
     rows, stopped = [], False
     for part in parts(options):
