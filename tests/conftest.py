@@ -14,6 +14,12 @@ settings.register_profile("soak", PROFILE, max_examples=500)
 settings.load_profile("ciuic")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that last for minutes begin first, however the others are shuffled: nobody waits for them at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test may see or change the state of the person who runs it."""

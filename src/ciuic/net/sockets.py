@@ -3,6 +3,7 @@
 import logging
 import socket
 import struct
+import sys
 from dataclasses import dataclass
 
 BBR = "bbr"
@@ -10,6 +11,8 @@ UNSENT_BYTES = 256 * 1024
 """A sender hands the kernel no more than so much that it cannot send yet: the next chunk goes to whoever is ready."""
 _TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", None)
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+_SO_MAX_PACING_RATE = getattr(socket, "SO_MAX_PACING_RATE", 47) if sys.platform == "linux" else None
+_UNPACED = (1 << 32) - 1
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _INFO_BYTES = 256
 _MIN_RTT, _SENT, _AGAIN = 148, 200, 208
@@ -96,6 +99,17 @@ def keep_unsent_small(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     except OSError as error:
         _log.debug("unsent bytes cannot be bounded: %s", error)
+
+
+def pace(sock: socket.socket, bits_per_s: float) -> None:
+    """Let the kernel send no faster than that on this connection; 0: as fast as it finds right."""
+    if _SO_MAX_PACING_RATE is None:
+        return
+    rate = min(_UNPACED - 1, round(bits_per_s / 8)) if bits_per_s > 0 else _UNPACED
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=I", rate))
+    except OSError as error:
+        _log.debug("the rate of a connection cannot be bounded: %s", error)
 
 
 def tcp_facts(sock: socket.socket) -> TcpFacts | None:

@@ -16,7 +16,7 @@ from functools import partial
 from ciuic.errors import CiuicError, UnreachableError
 from ciuic.net.connection import INTERRUPTED
 from ciuic.net.exchange import Exchange
-from ciuic.net.sockets import BBR, congestion_of, tcp_facts
+from ciuic.net.sockets import BBR, congestion_of, pace, tcp_facts
 
 MOST_STREAMS = 16
 LEAST_STREAMS = 4
@@ -26,6 +26,13 @@ STREAM_BYTES = 2 * 1024 * 1024
 """What one connection may have on its way, with usual limits of the kernel's send buffer (4 MiB)."""
 LOSSY = 1e-4
 """With a larger share of bytes sent again a path loses packets."""
+PACE, PACE_GROWS = 1.1, 1.05
+"""Times the best rate seen: what all connections together may send after packets were lost, and by how much that grows
+with each transfer that lost none. A queue on the way that overflows costs more than a higher rate brings."""
+OVERFLOW = 0.01
+"""A larger share of bytes sent again is more than a path loses by itself: a queue was full."""
+LONG_ROUND_TRIPS = 8
+"""Shorter transfers end before they know what a path carries: they are not paced, and teach no pace."""
 _RATE_WEIGHT = 0.7
 """Of a slower transfer than the best one, in the estimate of the rate."""
 
@@ -55,15 +62,29 @@ class StreamCount:
         self.count = count
         self.bits_per_s = 0.0
         """The best rate seen, forgotten slowly."""
+        self._pace = self._long_bits_per_s = self._round_trip_s = 0.0
+
+    def pace_bits_per_s(self, size_bytes: int) -> float:
+        """What all connections together should not exceed for a body; 0: nothing is known against more."""
+        is_long = 8 * size_bytes >= LONG_ROUND_TRIPS * self._round_trip_s * self._long_bits_per_s
+        return self._pace * self._long_bits_per_s if is_long else 0.0
 
     def learn(self, moved: Moved, *, bbr: bool) -> None:
         """After a transfer. Its rate leaves out the round trip that every request costs."""
         moving_s = max(moved.seconds - moved.round_trip_s, moved.seconds / 4, 1e-6)
         rate = 8 * moved.moved_bytes / moving_s
-        self.bits_per_s = max(rate, _RATE_WEIGHT * self.bits_per_s + (1 - _RATE_WEIGHT) * rate)
-        wanted = wanted_streams(self.bits_per_s, moved.round_trip_s, lossy=moved.repeated_share > LOSSY, bbr=bbr)
+        self.bits_per_s = _best(rate, self.bits_per_s)
+        loses = moved.repeated_share > LOSSY
+        if moved.seconds >= LONG_ROUND_TRIPS * moved.round_trip_s:
+            self._round_trip_s, self._long_bits_per_s = moved.round_trip_s, _best(rate, self._long_bits_per_s)
+            self._pace = PACE if moved.repeated_share > OVERFLOW else PACE_GROWS * self._pace
+        wanted = wanted_streams(self.bits_per_s, moved.round_trip_s, lossy=loses, bbr=bbr)
         if wanted > self.count or 2 * wanted <= self.count:  # a new connection begins slowly: no change for little
             self.count = wanted
+
+
+def _best(rate: float, known: float) -> float:
+    return max(rate, _RATE_WEIGHT * known + (1 - _RATE_WEIGHT) * rate)
 
 
 @dataclass(kw_only=True)
@@ -127,13 +148,15 @@ class Fan:
         if crashes:
             raise crashes[0]
 
-    def begin(self, lanes: Sequence[Exchange]) -> float:
-        """Note what the sockets have sent; the time now."""
+    def begin(self, lanes: Sequence[Exchange], size_bytes: int) -> float:
+        """Note what the sockets have sent, and pace them for a body of this size; the time now."""
+        pace_bits_per_s = self.streams.pace_bits_per_s(size_bytes) / len(lanes)
         self._before = {}
         for number, lane in enumerate(lanes):
             facts = tcp_facts(lane.sock) if lane.sock is not None else None
             if facts is not None:
                 self._before[number] = (facts.sent_bytes, facts.repeated_bytes)
+                pace(lane.sock, pace_bits_per_s)
         return time.perf_counter()
 
     def end(self, lanes: Sequence[Exchange], began_s: float, moved_bytes: int) -> None:

@@ -65,11 +65,11 @@ class Uploader:
     def _send(self, path: str, view: memoryview, manifest: Manifest, missing: list[int]) -> "_Sending":
         lanes = self._fan.lanes(min(self._fan.streams.count, len(missing)))
         sending = _Sending(path, view, manifest, missing)
-        began_s = self._fan.begin(lanes)
+        size_bytes = sum(stop - start for start, stop in map(manifest.span, missing))
+        began_s = self._fan.begin(lanes, size_bytes)
         self._fan.run([lambda lane=lane: sending.over(lane) for lane in lanes])
         if sending.reply is not None:
-            moved = sum(stop - start for start, stop in map(manifest.span, missing))
-            self._fan.end(lanes, began_s, moved)
+            self._fan.end(lanes, began_s, size_bytes)
         return sending
 
 
