@@ -26,11 +26,17 @@ STREAM_BYTES = 2 * 1024 * 1024
 """What one connection may have on its way, with usual limits of the kernel's send buffer (4 MiB)."""
 LOSSY = 1e-4
 """With a larger share of bytes sent again a path loses packets."""
-PACE, PACE_GROWS = 1.1, 1.05
-"""Times the best rate seen: what all connections together may send after packets were lost, and by how much that grows
-with each transfer that lost none. A queue on the way that overflows costs more than a higher rate brings."""
+FIRST_PACE, PACE = 1.4, 1.15
+"""Times the best rate seen: what all connections together may send after a transfer that made a queue on the way
+overflow, which costs more than a higher rate brings. The first such transfer has spent time on finding out, and is
+slower than the path."""
+SEARCHES, HOLDS, CLEAN = 1.25, 1.02, 10
+"""By how much the pace grows after a transfer without overflow: while the path's rate is searched for, and once it is
+known, until so many in a row were clean (the path may have become faster)."""
 OVERFLOW = 0.01
 """A larger share of bytes sent again is more than a path loses by itself: a queue was full."""
+LOST_ANYWAY = 4
+"""Overflows in a row although it was paced: the path loses so many by itself, and a lower pace does not help."""
 LONG_ROUND_TRIPS = 8
 """Shorter transfers end before they know what a path carries: they are not paced, and teach no pace."""
 _RATE_WEIGHT = 0.7
@@ -63,6 +69,9 @@ class StreamCount:
         self.bits_per_s = 0.0
         """The best rate seen, forgotten slowly."""
         self._pace = self._long_bits_per_s = self._round_trip_s = 0.0
+        self._clean = CLEAN
+        """Long transfers without overflow in a row."""
+        self._overflows = 0
 
     def pace_bits_per_s(self, size_bytes: int) -> float:
         """What all connections together should not exceed for a body; 0: nothing is known against more."""
@@ -77,10 +86,24 @@ class StreamCount:
         loses = moved.repeated_share > LOSSY
         if moved.seconds >= LONG_ROUND_TRIPS * moved.round_trip_s:
             self._round_trip_s, self._long_bits_per_s = moved.round_trip_s, _best(rate, self._long_bits_per_s)
-            self._pace = PACE if moved.repeated_share > OVERFLOW else PACE_GROWS * self._pace
+            self._learn_pace(overflows=moved.repeated_share > OVERFLOW)
         wanted = wanted_streams(self.bits_per_s, moved.round_trip_s, lossy=loses, bbr=bbr)
         if wanted > self.count or 2 * wanted <= self.count:  # a new connection begins slowly: no change for little
             self.count = wanted
+
+    def _learn_pace(self, *, overflows: bool) -> None:
+        is_first, is_second = self._pace == 0.0, self._pace == FIRST_PACE
+        self._overflows = self._overflows + 1 if overflows else 0
+        if self._overflows >= LOST_ANYWAY:
+            self._pace *= SEARCHES
+        elif overflows:
+            self._clean = CLEAN if is_first else 0  # it was paced, and still too much: the rate is known
+            self._pace = FIRST_PACE if is_first else PACE
+        elif is_second:
+            self._pace = PACE
+        else:
+            self._pace *= SEARCHES if self._clean >= CLEAN else HOLDS
+            self._clean += 1
 
 
 def _best(rate: float, known: float) -> float:
