@@ -1,15 +1,18 @@
 """The zoo as data: all faults, all programs, and the reported cases that are not here, with the reason.
 
-Ciuic's own ledger is no program of the zoo: hub, agent and worker are processes that the runner does not fork. The
-variants `one_bit` and the program `local_sgd` have its arithmetic.
+Ciuic's own ledger is the program `ledger`. What is no fault of it: an optimizer of another model, which `prepare`
+refuses; a node that is killed, without which the others go on; a learning rate of a node's own, which a joiner's own
+warm-up has as well.
 """
 
-from zoo import faults_gradients, faults_state, faults_time, faults_waiting
+from zoo import faults_gradients, faults_ledger, faults_state, faults_time, faults_waiting
 from zoo.fault import Fault, Program
 from zoo.programs_list import PROGRAMS as _PROGRAMS
 
 FAULTS: dict[str, Fault] = {
-    fault.id: fault for room in (faults_gradients, faults_state, faults_time, faults_waiting) for fault in room.FAULTS
+    fault.id: fault
+    for room in (faults_gradients, faults_state, faults_time, faults_waiting, faults_ledger)
+    for fault in room.FAULTS
 }
 PROGRAMS: dict[str, Program] = {program.name: program for program in _PROGRAMS}
 

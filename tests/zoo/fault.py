@@ -14,7 +14,7 @@ class Fault:
     id: str
     title: str
     letter: str
-    """Class A to L of the reference."""
+    """Class A to L of the reference; M: a ledger run."""
     codes: tuple[str, ...]
     """Causes that count as right, the best first."""
     reported: tuple[str, ...] = ()
@@ -47,6 +47,8 @@ class Program:
     """Python modules to load before the fork."""
     generations: int = 1
     """How often it is started for one case: 2 when it resumes."""
+    runner: Literal["ranks", "cluster"] = "ranks"
+    """What its processes are: ranks of one process group, or a hub, agents and their workers (see `cluster_runner`)."""
 
     def module_of(self, fault: Fault) -> str | None:
         """The guilty module of a fault in this program."""

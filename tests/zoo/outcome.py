@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+TAIL = 2_000
+"""Characters of what a rank wrote that are kept."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankOutcome:

@@ -210,4 +210,17 @@ PROGRAMS = (
         modules={"unfreeze_after_wrap": "backbone", "overwritten": "head.bias"},
         needs=_words("lightning"),
     ),
+    Program(
+        name="ledger",
+        title="a ledger run of Ciuic: hub, agents and workers of two nodes, each a rank here",
+        faults=_words("""
+            base_differs residual_grows always_behind other_data late_layer detached no_zero_grad nan_on_one_rank
+            clip_tiny scheduler_elsewhere
+        """),
+        variants=_words("""
+            plain async one_bit int4 top_k pseudo_gradient gradient streamed elastic_join kill_and_return
+        """),
+        modules={"late_layer": "outer", "detached": "inner"},
+        runner="cluster",
+    ),
 )

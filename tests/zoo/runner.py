@@ -12,53 +12,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from zoo.catalogue import FAULTS, PROGRAMS
+from zoo.cluster_runner import run_cluster_case
 from zoo.fault import Fault
 from zoo.hookup import Desk
+from zoo.outcome import TAIL, Outcome, RankOutcome
 
 PATIENCE_S = 12.0
 """Time-out of the programs' collectives."""
 SETTLE_S = 2.0
 """From the doctor's first word about a hang to the end of the case: it may correct itself."""
-TAIL = 2_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankOutcome:
-    """How one rank ended."""
-
-    exit_code: int | None
-    """Negative: by this signal. None: still alive when the case was ended."""
-    wall_s: float
-    cpu_s: float
-    """Processor time after the fork."""
-    losses: tuple[str, ...]
-    """As `float.hex`, in order, of all generations."""
-    error: str
-    """The end of what it wrote."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came of one case."""
-
-    program: str
-    case: str
-    ranks: tuple[RankOutcome, ...]
-    findings: list[dict[str, Any]] = field(default_factory=list)
-    """The doctor's incidents, the most likely cause first."""
-    began_s: float
-    """Seconds since the epoch, to compare with a finding's `found_s`."""
-    seconds: float
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether every rank came to its end by itself, without an error."""
-        return all(rank.exit_code == 0 for rank in self.ranks)
 
 
 def run_case(
@@ -83,6 +49,8 @@ def run_case(
         raise KeyError(f"{program} has no case {case!r}")
     fault = FAULTS[case] if case in known.faults else None
     folder.mkdir(parents=True, exist_ok=True)
+    if known.runner == "cluster":
+        return run_cluster_case(known, case, steps=steps, doctor=doctor, timeout_s=timeout_s, folder=folder)
     began, began_s = time.monotonic(), time.time()
     ends: list[dict[str, Any]] = []
     findings: list[dict[str, Any]] = []

@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from zoo import runner, world
+from zoo import cluster_runner, runner, world
 from zoo.catalogue import FAULTS, PROGRAMS, REPORTED, SKIPPED, pairs
 from zoo.hookup import doctor_exists
 
 PROGRAM_FILES = Path(runner.__file__).parent / "programs"
+MORE_FILES = {
+    "mlp_bn": (PROGRAM_FILES / "mlp_parts.py",),
+    "ledger": (PROGRAM_FILES / "ledger_job.py", Path(cluster_runner.__file__)),
+}
+"""In which a program's cases are named, too."""
 
 
 def test_every_reported_case_is_a_fault_or_is_skipped_with_a_reason() -> None:
@@ -30,10 +35,10 @@ def test_zoo_is_as_large_as_it_should_be() -> None:
 def test_every_fault_has_a_program_and_every_class_of_cause_has_a_fault() -> None:
     used = {case for _, case in pairs(clean=False)}
     assert used == set(FAULTS)
-    assert {fault.letter for fault in FAULTS.values()} == set("ABCDEFGHIJKL")
+    assert {fault.letter for fault in FAULTS.values()} == set("ABCDEFGHIJKLM")
     for fault in FAULTS.values():
         assert fault.codes
-        assert all(re.fullmatch(r"CIUIC-[A-L][1-9]", code) for code in fault.codes), fault.id
+        assert all(re.fullmatch(r"CIUIC-[A-M][1-9]", code) for code in fault.codes), fault.id
         assert fault.codes[0].startswith(f"CIUIC-{fault.letter}") or fault.id in CAUSED_ELSEWHERE, fault.id
 
 
@@ -47,8 +52,7 @@ CAUSED_ELSEWHERE = {
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_catalogue_and_source_name_the_same_cases(program: str) -> None:
     source = (PROGRAM_FILES / f"{program}.py").read_text()
-    if program == "mlp_bn":
-        source += (PROGRAM_FILES / "mlp_parts.py").read_text()
+    source += "".join(file.read_text() for file in MORE_FILES.get(program, ()))
     mishaps = inspect.getsource(world.Zoo.mishap) if ".mishap(" in source else ""
     known = PROGRAMS[program]
     for case in known.faults:
@@ -105,3 +109,32 @@ def test_doctor_at_work_changes_no_bit(tmp_path: Path) -> None:
     assert with_it.is_finished
     assert [rank.losses for rank in with_it.ranks] == [rank.losses for rank in without.ranks]
     assert with_it.findings == []
+
+
+@pytest.mark.skipif(not doctor_exists(), reason="this installation has no doctor")
+@pytest.mark.parametrize("case", ["other_data", "base_differs", "nan_on_one_rank"])
+def test_hub_or_worker_names_the_sick_node_of_a_ledger_run(case: str, tmp_path: Path) -> None:
+    outcome = runner.run_case("ledger", case, folder=tmp_path)
+    causes = [incident["cause"] for incident in outcome.findings]
+    assert [(cause["code"], tuple(cause["ranks"])) for cause in causes] == [(FAULTS[case].codes[0], (1,))]
+    assert (causes[0]["code"] in (tmp_path / cluster_runner.STATUS).read_text()) == (FAULTS[case].letter == "M")
+
+
+@pytest.mark.skipif(not doctor_exists(), reason="this installation has no doctor")
+def test_a_node_that_joins_a_ledger_run_is_no_finding(tmp_path: Path) -> None:
+    outcome = runner.run_case("ledger", "elastic_join", folder=tmp_path)
+    assert outcome.is_finished, [rank.error for rank in outcome.ranks]
+    assert [len(rank.losses) for rank in outcome.ranks[:2]] == [24, 24]
+    assert len(outcome.ranks) == 3
+    assert outcome.ranks[2].losses
+    assert outcome.findings == []
+
+
+def test_what_all_nodes_of_a_ledger_run_have_alike_has_no_rank() -> None:
+    common = {"code": "CIUIC-C5", "cause": "not cleared", "step": 2, "ranks": [0], "modules": ["inner"]}
+    own = {"code": "CIUIC-F5", "cause": "nan", "step": 6, "ranks": [0]}
+    workers = [[{"cause": common}], [{"cause": common, "collateral": [own]}]]
+    told = {"code": "CIUIC-M1", "cause": "another base", "step": 9, "ranks": [1], "modules": ["b"]}
+    causes = [incident["cause"] for incident in cluster_runner.together(workers, [told])]
+    found = {cause["code"]: tuple(cause["ranks"]) for cause in causes}
+    assert found == {"CIUIC-M1": (1,), "CIUIC-C5": ()}, "and C5 explains F5"

@@ -1,4 +1,4 @@
-"""A ledger run of Ciuic: this is what each node's worker runs, `python ledger.py CASE_FILE`.
+"""A ledger run of Ciuic: this is what each node's worker runs.
 
 Each node is a rank of the zoo here. Which sample numbers a node leases is a race between the nodes, so what a number
 stands for is decided by the node: the losses of a case are always the same.
@@ -6,13 +6,9 @@ stands for is decided by the node: the losses of a case are always the same.
 
 import json
 import os
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-sys.path[:0] = [folder for folder in [str(Path(__file__).parents[2])] if folder not in sys.path]
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +19,12 @@ from torch.utils.data import DataLoader
 import ciuic
 from ciuic.train import telling
 from zoo.data import Rows
-from zoo.programs.ledger_job import BATCH, NODES, SOON_OVER
+from zoo.hookup import attach_rank
+from zoo.programs.ledger_job import BATCH, NODES
 from zoo.world import Zoo
 
-STEP_S, SLOW = 0.05, 100
-"""Least time of a step until the case hurries."""
+STEP_S, HOLD_S, SLOW = 0.05, 0.25, 100
+"""Least time of a step until the case hurries: at first, and later in a clean variant that is not over yet."""
 REPORT_S = 0.25
 """Workers report four times as often as usual, so that what takes twenty reports takes seconds."""
 
@@ -71,8 +68,10 @@ def main(zoo: Zoo) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     if zoo.fault == "late_layer":
         model.outer = nn.Linear(96, 4)
-    spare = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=2e-3)
-    schedule = ExponentialLR(spare if zoo.fault == "scheduler_elsewhere" else optimizer, 0.999)
+    scheduled = optimizer
+    if zoo.fault == "scheduler_elsewhere":
+        scheduled = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=2e-3)
+    schedule = ExponentialLR(scheduled, 0.999)
     loader = DataLoader(Own(zoo), batch_size=BATCH)
     model, optimizer, loader = run.prepare(model, optimizer, loader)
     run.on_evaluate(lambda: held_out_loss(model))
@@ -115,32 +114,26 @@ def befall(zoo: Zoo, step: int, model: nn.Module, run: Any) -> None:
     """What happens to node 1 after a step."""
     if zoo.fault == "base_differs" and step == 6 and not (zoo.folder / "flipped").exists():
         (zoo.folder / "flipped").touch()
-        bits = run._engine.machine.replicas[0].base[:1].view(torch.int32)
-        bits ^= 1 << 20
+        run._engine.machine.replicas[0].base[:1].view("int32")[:] ^= 1 << 20
     if zoo.fault == "residual_grows":
         model.middle.weight[0, 0] *= 1.3
 
 
 def rest(zoo: Zoo, step: int, began_s: float) -> None:
     """Steps take their time."""
-    least_s = STEP_S if step < zoo.steps or zoo.variant not in SOON_OVER else 0.0
+    least_s = STEP_S if step < zoo.steps or zoo.fault else HOLD_S
     if zoo.fault == "always_behind" and zoo.rank == 1:
         least_s *= SLOW
     while time.monotonic() - began_s < least_s and not (zoo.folder / "hurry").exists():
         time.sleep(min(0.05, max(0.0, least_s - (time.monotonic() - began_s))))
 
 
-def start(case: dict[str, Any], attach: Callable[[dict[str, Any], int, int], None]) -> None:
+def work(case_file: Path) -> None:
     """Be the worker of this node. The doctor looks into each worker as into a run of one rank."""
+    case = json.loads(case_file.read_text())
     about = json.loads(Path(os.environ["CIUIC_RUN_FILE"]).read_text())
     rank = NODES.index(about["node_id"])
     if case["doctor"]:
-        attach(case["doctor"][rank], 0, 1)
+        attach_rank(case["doctor"][rank], 0, 1)
     names = ("fault", "variant", "steps", "world")
     main(Zoo(rank=rank, folder=Path(case["folder"]), **{name: case[name] for name in names}))
-
-
-if __name__ == "__main__":
-    from zoo.hookup import attach_rank
-
-    start(json.loads(Path(sys.argv[1]).read_text()), attach_rank)

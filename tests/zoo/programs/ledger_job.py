@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-PROGRAM = Path(__file__).with_name("ledger.py")
-BATCH, INTERVAL = 16, 2
+PROGRAM = Path(__file__).parents[1] / "ledger_worker.py"
+BATCH = 16
 NODES = ("a", "b", "c")
-SOON_OVER = ("plain", "async", "one_bit", "int4", "top_k", "pseudo_gradient", "gradient", "streamed")
+EVENTS = ("elastic_join", "kill_and_return")
+"""Variants in which nodes come and go."""
 SYNC: dict[str, dict[str, Any]] = {
     "async": {"policy": "async", "interval": 4, "max_staleness": 50},
     "one_bit": {"compression": "1-bit"},
@@ -22,11 +23,10 @@ SYNC: dict[str, dict[str, Any]] = {
 }
 
 
-def job(case: str, *, steps: int, case_file: Path) -> dict[str, Any]:
-    """What is submitted. With a clean variant the samples last a little longer than the steps; else the case says when
-    it is enough."""
-    more = 8 if case in SOON_OVER else 600
-    sync = {"interval": INTERVAL, "compression": "int8", "overlap": False, "deadline": "30 s", "min_fraction": 1.0}
+def job(case: str, is_fault: bool, *, steps: int, case_file: Path) -> dict[str, Any]:
+    """What is submitted. There are more samples than the steps need: nodes take as many as they can train."""
+    more = 600 if is_fault else 160 if case in EVENTS else 60
+    sync = {"interval": 1, "compression": "int8", "overlap": False, "deadline": "30 s", "min_fraction": 1.0}
     return {
         "name": f"zoo-{case}".replace("_", "-"),
         "model": {"command": ["python", str(PROGRAM), str(case_file)]},

@@ -87,8 +87,10 @@ _C3 = Code(
     fix="use torch.amp.GradScaler, or bfloat16",
     fixes="```python\nwith torch.autocast(device, dtype=torch.bfloat16):\n    loss = model(x)\n```",
     example=(
-        "```python\nwith torch.autocast('cuda', dtype=torch.float16):\n    loss = model(x)\nloss.backward()\n"
-        "```\n\ntorch says nothing. The doctor: `71% of the gradient's elements are "
+        "```python\ntorch.manual_seed(0)\nmodel = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))\n"
+        "x = torch.randn(256, 64)\n...\nwith torch.autocast('cpu', dtype=torch.float16):\n"
+        "    loss = model(x).square().mean() * 1e-4\nloss.backward()\n"
+        "```\n\ntorch says nothing. The doctor: `87% of the gradient's elements are "
         "exactly zero: they were too small for float16, and there is no loss scale`."
     ),
     explains=(

@@ -185,9 +185,11 @@ _F7 = Code(
     fix="use torch.amp.GradScaler, or bfloat16",
     fixes="```python\nwith torch.autocast('cuda', dtype=torch.bfloat16):\n    loss = model(x)\n```",
     example=(
-        "```python\nwith torch.autocast('cpu', dtype=torch.float16):\n    loss = model(x).mean() * 1e-5\n"
-        "loss.backward()\n```\n\ntorch says nothing. The doctor: `float16 without a loss scale: 62% of "
-        "the gradient elements looked at are zero and 95% of the others are below float16's smallest normal number`."
+        "```python\ntorch.manual_seed(0)\nmodel = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))\n"
+        "x = torch.randn(256, 64)\n...\nwith torch.autocast('cpu', dtype=torch.float16):\n"
+        "    loss = model(x).square().mean() * 1e-4\nloss.backward()\n```\n\ntorch says nothing. The doctor, under "
+        "CIUIC-C3: `float16 without a loss scale: 87% of "
+        "the gradient elements looked at are zero and 100% of the others are below float16's smallest normal number`."
     ),
     depth=1,
 )

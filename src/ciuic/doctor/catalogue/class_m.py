@@ -23,7 +23,7 @@ CODES: tuple[Code, ...] = (
             "`ciuic node drain NODE` takes it out. The others need nothing: the hub's ledger is right. A node on which "
             "this happens again and again has bad memory, or a library that does not compute as it should."
         ),
-        example="`the base of node c at version 41 is 9f2a1c, the hub's is 07be44`.",
+        example="`the base of node b came out different from the hub's once; its worker was started again`.",
         depth=0,
     ),
     Code(
@@ -41,7 +41,7 @@ CODES: tuple[Code, ...] = (
         ),
         fix="choose a finer codec: `ciuic sync RUN --compression int4`",
         fixes="A learning rate that is too high for that node's data has the same sign, on all codecs.",
-        example="`the residual of node b grows: 0.9, then 2.1, then 5.3 times the length of a push`.",
+        example="`the residual of node b grows: 1.3, then 7.4, then 18 times the length of a push`.",
     ),
     Code(
         code="CIUIC-M3",
@@ -57,7 +57,7 @@ CODES: tuple[Code, ...] = (
         ),
         fix="give it a larger interval or deadline, or a faster link: `ciuic sync RUN --interval N`",
         fixes="`ciuic status RUN` shows in `base` how far each node is behind, and what its link does.",
-        example="`node d is 7 versions behind the hub all the time, the others 1`.",
+        example="`node b is 42 versions behind the hub all the time, the others 0`.",
     ),
     Code(
         code="CIUIC-M4",
@@ -77,7 +77,7 @@ CODES: tuple[Code, ...] = (
             "`ciuic.doctor.replay` says whether the machines compute the same: "
             "[how to](../how-to/doctor-loss.md#nodes-of-a-ciuic-run)."
         ),
-        example="`the loss of node b is 4.16, that of the others 1.94`.",
+        example="`the loss of node b is 1.51, that of the other node 0.922`.",
     ),
     Code(
         code="CIUIC-M5",
