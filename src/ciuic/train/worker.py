@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from ciuic.errors import CiuicError, render_error
+from ciuic.errors import CiuicError, UsageError, render_error
 from ciuic.train.joining import begin_approach
 from ciuic.train.runfile import DRAINED, RunFile, read_run_file
 
@@ -31,7 +31,14 @@ def main() -> int:
 def _become(command: list[str]) -> None:
     """The job's own program takes this process's place; `ciuic.join()` finds the run in its environment."""
     program = [sys.executable if command[0] == "python" else command[0], *command[1:]]
-    os.execvp(program[0], program)
+    try:
+        os.execvp(program[0], program)
+    except OSError as error:
+        raise UsageError(
+            f"the job's program {program[0]} cannot be started on this node",
+            cause=error.strerror or str(error),
+            next="correct [model] command in the job; it must be on the PATH of the node's agent",
+        ) from error
 
 
 def _train(info: RunFile) -> int:

@@ -4,8 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import ciuic
-from ciuic.errors import TrainingLoopError
+from ciuic.errors import TrainingLoopError, UsageError
+from ciuic.train.worker import _become
 
 PROGRAM = """
 import sys
@@ -36,3 +39,9 @@ def test_our_error_says_where_and_what_and_ends_with_its_code() -> None:
 
 def test_other_errors_go_to_the_hook_that_was_there() -> None:
     assert end('ValueError("mine")') == (1, "the hook before: mine\n")
+
+
+def test_a_program_that_this_node_does_not_have_is_named() -> None:
+    with pytest.raises(UsageError, match="no-such-program cannot be started") as caught:
+        _become(["no-such-program", "--fast"])
+    assert "PATH" in caught.value.next
