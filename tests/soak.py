@@ -30,6 +30,7 @@ AGAIN_AND_AGAIN = (
     "processes/test_net_client.py",
     "processes/test_transfers*.py",
     "processes/test_backup.py",
+    "processes/test_two_networks.py",
     "processes/test_lab*.py",
     "unit/hub/test_state*.py",
 )

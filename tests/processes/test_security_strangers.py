@@ -193,7 +193,12 @@ def test_connections_beyond_the_limit_are_not_taken_and_the_others_stay(strict: 
     assert ask(streams[0], "GET", "/v1/node/probe?bytes=1")[0] == 200
     for stream in streams:
         stream.close()
-    eventually(lambda: ask(dial(strict, node), "GET", "/v1/node/probe?bytes=1")[0] == 200)
+
+    def is_served() -> bool:
+        with dial(strict, node) as stream:
+            return ask(stream, "GET", "/v1/node/probe?bytes=1")[0] == 200
+
+    eventually(is_served)
 
 
 def test_slow_loris_and_unfinished_handshakes_do_not_keep_others_out(strict: HubProcess) -> None:
