@@ -35,6 +35,8 @@ AGAIN_AND_AGAIN = (
     "unit/hub/test_state*.py",
 )
 """Where the tests are that the design of the network asks for: each was a failure of a real system."""
+ALONE = ("processes/test_heal_far.py",)
+"""Of these tests those that measure: nothing runs beside them."""
 TAIL_LINES = 40
 PARTS = ("tests", "long", "fuzz", "soak")
 
@@ -51,8 +53,10 @@ def parts(options: argparse.Namespace) -> Iterator[Part]:
     """What is run, in this order."""
     files = [str(path) for pattern in AGAIN_AND_AGAIN for path in sorted(TESTS.glob(pattern))]
     pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-n", str(options.workers), "-m", "not alone", *files]
+    alone = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "alone", *(str(TESTS / name) for name in ALONE)]
     for number in range(1, options.repeat + 1 if "tests" in options.only else 1):
         yield Part(name=f"tests-{number}", command=pytest)
+        yield Part(name=f"tests-alone-{number}", command=alone)
     patient = ["-q", "--hypothesis-profile=soak", "--timeout=7200", "-n", str(options.workers), "-m", "not alone"]
     if options.repeat and "long" in options.only:
         yield Part(name="long", command=[sys.executable, "-m", "pytest", *patient, str(TESTS)])
@@ -111,7 +115,7 @@ def main() -> int:
         rows.append((part.name, code, wall_s))
     print()
     for name, code, wall_s in rows:
-        print(f"{'holds' if code == 0 else 'FAILS'}  {name:10}  {wall_s:8.1f} s  {options.folder / f'{name}.log'}")
+        print(f"{'holds' if code == 0 else 'FAILS'}  {name:14}  {wall_s:8.1f} s  {options.folder / f'{name}.log'}")
     return int(any(code for _, code, _ in rows))
 
 
