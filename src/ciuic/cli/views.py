@@ -78,6 +78,8 @@ def run_facts(run: RunInfo, now: float) -> list[tuple[str, str]]:
         facts.insert(3, ("parameters", format_count(run.parameters)))
     if run.started_at is not None:
         facts.append(("training for", format_duration(max(0.0, (run.ended_at or now) - run.started_at))))
+    failed = run.verdict.node_id if run.verdict is not None else ""
+    facts += [("started again", f"{node}, {text}") for node, text in run.restarts.items() if node != failed]
     if run.loss_consistent is not None:
         verdict = "equal loss and base on all nodes" if run.loss_consistent else "nodes DIFFER in loss or base"
         facts.append(("consistency", verdict))

@@ -485,6 +485,8 @@ class RunInfo(Message):
     reason: str = ""
     verdict: Verdict | None = None
     """When a worker has failed for good."""
+    restarts: dict[str, str] = {}
+    """Nodes whose worker failed and was started again: how often, and why the last time."""
     job: dict[str, Any] = {}
     versions: list[int] = []
     digests: list[str] = []

@@ -192,6 +192,23 @@ def test_a_failed_worker_costs_the_run_one_node_and_the_last_one_fails_it() -> N
     assert closed(world) == [run]
 
 
+def test_a_worker_that_is_started_again_is_told_once_for_each_start_and_forgotten_at_a_resume() -> None:
+    world = World()
+    node = world.join("a")
+    run = world.submit()
+    for restarts in (1, 1, 2, 2):
+        world.beat(node, worker=ended(run, "starting", detail="ValueError: boom", restarts=restarts))
+    told = [text for text in world.texts() if "started again" in text]
+    assert told == [
+        "the worker of a failed and is started again: once, last for: ValueError: boom",
+        "the worker of a failed and is started again: 2 times, last for: ValueError: boom",
+    ]
+    assert world.run(run).restarts == {node: "2 times, last for: ValueError: boom"}
+    world.beat(node, worker=ended(run, "failed", detail="boom"))
+    world.resume(run)
+    assert world.run(run).restarts == {}
+
+
 def test_a_failed_run_can_be_resumed_with_all_its_nodes() -> None:
     world = World()
     node = world.join("a")

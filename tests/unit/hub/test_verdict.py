@@ -41,6 +41,9 @@ def test_the_same_trouble_on_several_nodes_is_told_once() -> None:
 
 
 def test_memory_and_our_own_errors_have_a_next_step_of_their_own() -> None:
+    others = judge("tiny-1", {"us": "ValueError: boom"}, {}, [node("us")], goes_on=True)
+    assert others is not None
+    assert "`ciuic stop tiny-1`, then `ciuic resume tiny-1` take it back" in others.next
     killed = judge("tiny-1", {"us": "killed by SIGKILL (perhaps out of memory)"}, {}, [])
     layout = judge("tiny-1", {"us": "error[CIUIC-402]: the model differs"}, {}, [])
     assert "more memory" in (killed.next if killed else "")

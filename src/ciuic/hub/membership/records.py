@@ -90,6 +90,8 @@ class Run(msgspec.Struct, kw_only=True):
     """Nodes whose worker failed beyond its restart budget, with the exception line."""
     faults: dict[str, WorkerFault] = {}
     """Where they failed."""
+    restarts: dict[str, str] = {}
+    """Nodes whose worker failed and was started again: how often, and why the last time."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -149,7 +149,7 @@ class RunQueue:
             next_step = "wait a moment" if run.state == "stopping" else "`ciuic run` starts a new one"
             raise ConflictError(f"{run_id} cannot be resumed", cause=cause, next=next_step)
         run.state, run.attempt = "waiting", run.attempt + 1
-        run.failed, run.faults, run.reason, run.ended_at = {}, {}, "", None
+        run.failed, run.faults, run.restarts, run.reason, run.ended_at = {}, {}, {}, "", None
         self._vacancies.forget(run)
         out.save_run(run)
         out.add(Announce(kind="run.resumed", run_id=run_id, text=f"{run_id} was resumed"))
@@ -201,6 +201,8 @@ class RunQueue:
         if report.detail:
             report = msgspec.structs.replace(report, detail=one_line(report.detail))
         was, pulse.worker = pulse.worker, report
+        if run is not None and report.run_id == run.run_id and report.restarts:
+            self._worker_restarted(node, run, report, out)
         if run is None or report.state in ACTIVE_WORKER:
             return
         if report.run_id == run.run_id and report.state == "failed":
@@ -330,6 +332,16 @@ class RunQueue:
         node.revision += 1
         out.save_node(node)
         out.add(Wake(node_id=node.node_id))
+
+    def _worker_restarted(self, node: Node, run: Run, report: WorkerReport, out: Effects) -> None:
+        times = "once" if report.restarts == 1 else f"{report.restarts} times"
+        text = f"{times}, last for: {report.detail or f'exit code {report.exit_code}'}"
+        if run.restarts.get(node.node_id) == text:
+            return
+        run.restarts[node.node_id] = text
+        out.save_run(run)
+        told = f"the worker of {node.node_id} failed and is started again: {text}"
+        out.add(Announce(kind="worker.restarted", run_id=run.run_id, node_id=node.node_id, text=told))
 
     def _worker_failed(self, now: Moment, node: Node, run: Run, report: WorkerReport, out: Effects) -> None:
         detail = report.detail or f"exit code {report.exit_code}"

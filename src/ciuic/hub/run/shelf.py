@@ -212,7 +212,7 @@ class Shelf:
 
 # ---- telling about runs --------------------------------------------------------------------------------------------
 
-_ROW_FIELDS = ("run_id", "name", "state", "created_at", "started_at", "ended_at", "reason", "job")
+_ROW_FIELDS = ("run_id", "name", "state", "created_at", "started_at", "ended_at", "reason", "restarts", "job")
 _LEDGER_FIELDS = frozenset(RunInfo.__struct_fields__) - frozenset(_ROW_FIELDS)
 
 
@@ -227,7 +227,8 @@ def run_info(run: Run, ledger_info: dict[str, Any], *, full: bool) -> RunInfo:
         known |= {"rounds": [], "evaluations": [*points[:1], *points[1:][-1:]]}
     row = {name: getattr(run, name) for name in _ROW_FIELDS}
     info = msgspec.convert({**msgspec.to_builtins(known), **row}, RunInfo)
-    return msgspec.structs.replace(info, verdict=judge(run.run_id, run.failed, run.faults, info.nodes))
+    goes_on = run.state in ("waiting", "running")
+    return msgspec.structs.replace(info, verdict=judge(run.run_id, run.failed, run.faults, info.nodes, goes_on=goes_on))
 
 
 def finish_line(info: RunInfo) -> str:

@@ -29,11 +29,17 @@ _HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def judge(
-    run_id: str, failed: Mapping[str, str], faults: Mapping[str, WorkerFault], nodes: Iterable[NodeInRun]
+    run_id: str,
+    failed: Mapping[str, str],
+    faults: Mapping[str, WorkerFault],
+    nodes: Iterable[NodeInRun],
+    *,
+    goes_on: bool = False,
 ) -> Verdict | None:
     """The verdict on a run some of whose workers failed; None when none did.
 
     `failed`: exception line by node, in the order in which they failed for good. `nodes`: what the ledger knows.
+    `goes_on`: other nodes train on.
     """
     if not failed:
         return None
@@ -51,7 +57,7 @@ def judge(
         log=fault.log,
         collateral=_collateral(culprit, fault, failed, same),
         others=[_doing(node) for name, node in in_run.items() if name not in failed],
-        next=_next(run_id, culprit, fault, line),
+        next=_next(run_id, culprit, fault, line, goes_on=goes_on),
     )
 
 
@@ -81,11 +87,14 @@ def _doing(node: NodeInRun) -> str:
     return f"{node.node_id} {words[node.state]}"
 
 
-def _next(run_id: str, node: str, fault: WorkerFault, line: str) -> str:
+def _next(run_id: str, node: str, fault: WorkerFault, line: str, *, goes_on: bool) -> str:
     logs = f"`ciuic logs {run_id} --node {node}" + (f" --rank {fault.rank}`" if fault.rank >= 0 else "`")
     for pattern, hint in _HINTS:
         if pattern.search(line):
             return f"{hint}; {logs} shows its output"
     code = _ERROR_CODE.search(line)
     known = f"read docs/codes/{code.group(1)}.md; " if code else ""
+    if goes_on:
+        back = f"`ciuic stop {run_id}`, then `ciuic resume {run_id}` take it back"
+        return f"{known}{logs} shows its output; the others go on; {back}"
     return f"{known}{logs} shows its output; then `ciuic resume {run_id}`"
