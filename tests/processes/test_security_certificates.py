@@ -176,7 +176,7 @@ def test_an_agent_renews_when_the_hub_wants_it_and_its_node_goes_on(hub: HubProc
     try:
         folder = tmp_path / "node-home" / "nodes" / "agent"
         eventually(lambda: hub.nodes().get("agent"), within_s=60)
-        eventually(lambda: hub.nodes()["agent"].state == "idle", within_s=60)
+        eventually(lambda: hub.nodes()["agent"].state == "idle" and (folder / "node.pem").exists(), within_s=60)
         before = certificate_serial((folder / "node.pem").read_bytes())
         reply = hub.operator().call("POST", "/v1/hub/rotate", RotateRequest(clients=True), RotateReply)
         assert reply.told >= 1

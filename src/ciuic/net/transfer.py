@@ -176,10 +176,11 @@ class Fan:
         pace_bits_per_s = self.streams.pace_bits_per_s(size_bytes) / len(lanes)
         self._before = {}
         for number, lane in enumerate(lanes):
-            facts = tcp_facts(lane.sock) if lane.sock is not None else None
-            if facts is not None:
+            connected = lane.sock
+            facts = tcp_facts(connected) if connected is not None else None
+            if connected is not None and facts is not None:
                 self._before[number] = (facts.sent_bytes, facts.repeated_bytes)
-                pace(lane.sock, pace_bits_per_s)
+                pace(connected, pace_bits_per_s)
         return time.perf_counter()
 
     def end(self, lanes: Sequence[Exchange], began_s: float, moved_bytes: int) -> None:
