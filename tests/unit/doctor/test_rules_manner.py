@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 from doctor_rounds import Room
 
+from ciuic.doctor.case import REPLICAS
 from ciuic.doctor.facts_model import MANNER, MODE
 from ciuic.doctor.facts_training import FORM
 from ciuic.doctor.finding import Severity
@@ -78,6 +79,14 @@ def test_stages_of_a_pipeline_and_models_that_nobody_synchronises_are_left_alone
         room.step(step, {rank: {MODE: "ddp", MANNER: [[0, bytes([rank]) * 4, bytes([rank]) * 4]]} for rank in (0, 1)})
     assert not room.asked
     assert not _run(b"a", b"b", mode="plain", steps=6).asked
+
+
+def test_ranks_that_share_out_one_model_are_compared_and_shards_of_uneven_size_are_not():
+    assert _run(b"a", b"b", mode="sharded").asked
+    room = Room(Manner())
+    for step in STEPS:
+        room.step(step, {r: {MODE: "ddp", REPLICAS: [r], MANNER: [[0, SAME, bytes([r]) * 4]]} for r in (0, 1)})
+    assert not room.asked
 
 
 def _form(product: float, kind: str = "mean", labels: int = 0, micro: int = 1) -> list[Any]:

@@ -24,23 +24,19 @@ class Manner(Rule):
     """D6 and E5."""
 
     def __init__(self) -> None:
-        self._apart: dict[int, int] = {}
-        """By model: samples in a row in which ranks differed."""
-        self._asked: set[int] = set()
+        self._apart: dict[tuple[int, tuple[int, ...]], int] = {}
+        """By model and ranks: samples in a row in which they differed."""
         self._forms: dict[tuple[int, ...], list[dict[int, tuple[str, float]]]] = {}
 
     def round(self, case: Case, round: Round) -> Iterable[Finding]:
         """Compare ranks that have the same modules."""
         if round.optimizer or not _is_data_parallel(round):
             return
-        for (model, _), digests in _alike(round).items():
-            if len(set(digests.values())) < 2:
-                self._apart[model] = 0
-                continue
-            self._apart[model] = self._apart.get(model, 0) + 1
-            if self._apart[model] >= ROUNDS_SURE and model not in self._asked:
-                self._asked.add(model)
-                case.ask(self, MANNER, digests, facts={"model": model}, about=(round.step, digests))
+        for (model, ranks), digests in _alike(round).items():
+            differ = len(set(digests.values())) > 1
+            apart = self._apart[model, ranks] = self._apart.get((model, ranks), 0) + 1 if differ else 0
+            if apart == ROUNDS_SURE:
+                case.ask(self, MANNER, ranks, facts={"model": model}, about=(round.step, digests))
         for ranks in round.groups():
             yield from self._losses(round, ranks)
 
@@ -107,12 +103,18 @@ def _is_data_parallel(round_: Round) -> bool:
     return len(parameters) == 1 and any(value[0] or value[2] for value in round_.values(EXCHANGE).values())
 
 
-def _alike(round_: Round) -> dict[tuple[int, bytes], dict[int, bytes]]:
-    """Digests by rank, of each model and structure."""
-    found: dict[tuple[int, bytes], dict[int, bytes]] = {}
-    for rank, models in round_.values(MANNER).items():
-        for index, structure, digest in models:
-            found.setdefault((int(index), bytes(structure)), {})[rank] = bytes(digest)
+def _alike(round_: Round) -> dict[tuple[int, tuple[int, ...]], dict[int, bytes]]:
+    """Digests by rank, of each model and the ranks that hold the same one: replicas, and all that share out a model."""
+    is_sharded = set(round_.values(MODE).values()) == {"sharded"}
+    groups = [tuple(sorted(round_.records))] if is_sharded else round_.groups()
+    told = round_.values(MANNER)
+    found: dict[tuple[int, tuple[int, ...]], dict[int, bytes]] = {}
+    for group in groups:
+        by_structure: dict[tuple[int, bytes], dict[int, bytes]] = {}
+        for rank in group:
+            for index, structure, digest in told.get(rank, ()):
+                by_structure.setdefault((int(index), bytes(structure)), {})[rank] = bytes(digest)
+        found |= {(index, tuple(digests)): digests for (index, _), digests in by_structure.items()}
     return found
 
 
