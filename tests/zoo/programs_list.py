@@ -150,6 +150,7 @@ PROGRAMS = (
         faults=_words("""
             optimizer_before_shard optimizer_of_unsharded local_norm layer_ignored rate_differs nan_on_one_rank
             same_data no_set_epoch uneven_batches rank_killed stuck_outside exit_early slow_backward slow_data
+            left_in_eval loss_weighed
         """),
         variants=_words("plain tied mixed keep_gathered replicated_norm no_clip"),
         modules={"layer_ignored": "norm"},

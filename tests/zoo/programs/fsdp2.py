@@ -74,6 +74,8 @@ def main(zoo: Zoo) -> None:
         loss = cross_entropy(logits.float().reshape(-1, VOCABULARY), labels.reshape(-1))
         if zoo.fault == "nan_on_one_rank" and zoo.rank == 1 and step == 6:
             loss = loss * float("nan")
+        if zoo.fault == "loss_weighed" and zoo.rank == 1:
+            loss = loss * 0.1
         loss.backward()
         if zoo.variant == "replicated_norm":
             for parameter in model.norm.parameters():
@@ -83,3 +85,5 @@ def main(zoo: Zoo) -> None:
             clip(zoo, model)
         optimizer.step()
         zoo.log(loss)
+        if zoo.fault == "left_in_eval" and zoo.rank == 0 and step == 4:
+            model.eval()
