@@ -279,8 +279,10 @@ class Cluster:
         return self.operator.call("GET", "/v1/nodes", None, list[NodeInfo])
 
     def node_state(self, name: str) -> str:
-        seen = {node.node_id: node.state for node in self.node_infos() if node.last_seen_s is not None}
-        return seen.get(name, "")
+        """Empty: the hub has not heard of it since its start. Who was gone before that stays so."""
+        gone = ("left", "dead", "evicted")
+        found = {x.node_id: x.state for x in self.node_infos() if x.last_seen_s is not None or x.state in gone}
+        return found.get(name, "")
 
     def submit(self, job: dict[str, Any]) -> str:
         reply = self.operator.call("POST", "/v1/runs", SubmitRequest(job=job), SubmitReply)
