@@ -122,7 +122,7 @@ def _reopen_fragment(ledger: "RunLedger", fragment: FragmentRounds) -> None:
     for header, (_, entry_bytes) in zip(rebuilt.merged, fragment.store.log.frames, strict=True):
         ledger.history.closed(header, entry_bytes)
         for contributor in header.contributors:
-            ledger.count_merged(contributor, fragment.number)
+            ledger.closing.count_merged(contributor, fragment.number)
             ledger.member(contributor.node).pushes_accepted += 1
         for rejection in header.rejected:
             member = ledger.member(rejection.node)

@@ -22,8 +22,9 @@ from ciuic.errors import (
     SupersededError,
 )
 from ciuic.hub.run.attaching import Attaching
+from ciuic.hub.run.closing import Closing
 from ciuic.hub.run.expert_access import Access
-from ciuic.hub.run.fragment_rounds import Closed, FragmentRounds, Ground
+from ciuic.hub.run.fragment_rounds import FragmentRounds, Ground
 from ciuic.hub.run.history import History, committed_samples, sample_counts
 from ciuic.hub.run.judging import Judging
 from ciuic.hub.run.leasing import Leasing, lose
@@ -32,12 +33,11 @@ from ciuic.hub.run.members import Member
 from ciuic.hub.run.observing import findings_of
 from ciuic.hub.run.reopen import reopen
 from ciuic.hub.run.settings_source import changed, settings_of
-from ciuic.hub.run.story import round_line, snapshot_line, without
 from ciuic.hub.shards.elsewhere import Elsewhere
 from ciuic.hub.shards.sharding import Sharding
 from ciuic.job import Job
 from ciuic.ledger.copy import Committed
-from ciuic.ledger.entry import Contributor, Push, PushHeader, Rejection, push_from_frame
+from ciuic.ledger.entry import PushHeader, push_from_frame
 from ciuic.ledger.files import Spooled
 from ciuic.ledger.journal import Departed, Evaluated, Journal, Revived, Switched
 from ciuic.ledger.layout import Layout
@@ -76,10 +76,10 @@ class RunLedger:
         self.sealed = False
         """Every sample is committed and nobody has progress left; what waits at shards is merged, nothing else."""
         self._attaching = Attaching(self)
-        self._judging = Judging(self)
+        self.judging = Judging(self)
+        self.closing = Closing(self)
         self._leasing = Leasing(self)
         self.sharding = Sharding(self)
-        self._storage_problem = ""
 
     @classmethod
     def open(
@@ -139,7 +139,7 @@ class RunLedger:
             self.journal.append(Switched(settings=settings))
             self.use(settings)
             self.tell("sync.switched", f"from now on: {settings.describe()}", data=msgspec.to_builtins(settings))
-        self._close_due()
+        self.closing.due()
         self.wake()
 
     def change(self, request: m.SyncRequest, by: str) -> None:
@@ -170,7 +170,7 @@ class RunLedger:
     def attach(self, node: str, request: m.AttachRequest) -> m.AttachReply:
         """A worker asks for its place. The first one uploads version 0; all wait until min nodes are there."""
         with self._lock:
-            self._judging.check(node)
+            self.judging.check(node)
             return self._attaching.attach(node, request, self._clock())
 
     def put_snapshot(self, node: str, fragment: int, frame: bytes) -> None:
@@ -215,11 +215,11 @@ class RunLedger:
         try:
             self.journal.append(Departed(node=member.node, state=state, returned=ranges))
         except StorageError as error:  # if the hub restarts now, it finds out again that the node is gone
-            self._tell_problem("departure not noted", error)
+            self.closing.problem("departure not noted", error)
         return sum(b - a for a, b in ranges)
 
     def _after_departure(self) -> None:
-        self._close_due()
+        self.closing.due()
         self.wake()
 
     # ---- leasing
@@ -255,7 +255,7 @@ class RunLedger:
         """With several fragments the last samples may be committed while other fragments' progress is unpushed."""
         last = self._waits_for  # as a rule it is still the same one: with N workers that ask, not N looks at each
         if last is None or not (last.unpushed and last.is_present and not last.is_silent):
-            busy = (member for member in self._at_work() if member.unpushed and not member.is_silent)
+            busy = (member for member in self.live.roll.at_work(self.epoch) if member.unpushed and not member.is_silent)
             self._waits_for = next(busy, None)
         return self._waits_for is not None
 
@@ -263,12 +263,12 @@ class RunLedger:
     def finished(self) -> bool:
         """Every sample is committed and no attached worker is still busy (one that stands still does not count)."""
         with self._lock:
-            return self._is_complete and all(member.is_silent for member in self._at_work())
+            return self._is_complete and all(member.is_silent for member in self.live.roll.at_work(self.epoch))
 
     def present(self) -> list[str]:
         """Nodes whose workers count as being in the run."""
         with self._lock:
-            return [member.node for member in self._at_work()]
+            return [member.node for member in self.live.roll.at_work(self.epoch)]
 
     def knows(self, node: str) -> bool:
         """Whether a worker of this node ever took its place in the run."""
@@ -292,17 +292,17 @@ class RunLedger:
             try:
                 verdict = fragment.push(push, frame, self.live, spooled)
             except StorageError as error:
-                self._tell_problem("a push was not stored, and is sent again", error)
+                self.closing.problem("a push was not stored, and is sent again", error)
                 raise
             if verdict.status == "rejected":
                 member.pushes_rejected += 1
-                self._judging.refused(node, verdict.reason)
+                self.judging.refused(node, verdict.reason)
                 text = f"a push of {node} was rejected ({verdict.reason}): {verdict.detail}"
                 self._emit("push.rejected", text, node, {})
             elif verdict.status == "accepted":
-                self._tell_storage_back()
+                self.closing.written()
                 self.accepted(header)
-                self._close_due()
+                self.closing.due()
             return m.PushReply(
                 status=verdict.status,
                 reason=verdict.reason,
@@ -324,98 +324,12 @@ class RunLedger:
         """Close what is due; seconds until the next call is wanted."""
         with self._lock:
             self._leasing.tick()
-            self._judging.settle()
-            self._close_due()
+            self.judging.settle()
+            self.closing.due()
             self._seal_if_complete()
             self.sharding.tick()
             waits = [wait_s for f in self.local_fragments() if (wait_s := f.due_in_s()) is not None]
             return min(1.0, max(0.01, min(waits, default=1.0)))
-
-    def _close_due(self) -> None:
-        with self._lock:
-            for fragment in self.local_fragments():
-                while closed := self._try_close(fragment):
-                    if closed.header.why != "pushed":
-                        break
-
-    def _at_work(self) -> list[Member]:
-        return self.live.roll.at_work(self.epoch)
-
-    def _try_close(self, fragment: FragmentRounds) -> Closed | None:
-        try:
-            closed = fragment.close_next(self.live, lambda pushes: self._committed_with(fragment.number, pushes))
-        except StorageError as error:
-            self._tell_problem("round not closed", error)
-            return None
-        except CiuicError as error:
-            self._tell_problem("round not closed", error, kind="round.failed")
-            return None
-        if closed is not None:
-            self._tell_storage_back()
-            self._settle(fragment.number, closed)
-        return closed
-
-    def _tell_problem(self, what: str, error: CiuicError, *, kind: str = "storage.failed") -> None:
-        """Once per problem, however often it is met."""
-        if error.message != self._storage_problem:
-            self._storage_problem = error.message
-            self._emit(kind, f"{what}: {error}", "", {"code": error.code})
-
-    def _tell_storage_back(self) -> None:
-        """Something was written: what was told before is over."""
-        if self._storage_problem:
-            self._storage_problem = ""
-            self._emit("storage.back", "files can be written again; nothing that was acknowledged was lost", "", {})
-
-    def _committed_with(self, number: int, pushes: list[Push]) -> int:
-        """Distinct samples that are committed once these pushes are."""
-        committed = self.samples.committed.copy()
-        if number == 0:
-            for push in pushes:
-                for start, stop in push.header.ranges:
-                    committed.add(start, stop)
-        return len(committed)
-
-    def _settle(self, number: int, closed: Closed) -> None:
-        """An entry is durable: samples and members follow."""
-        for rejection, push in closed.rejected:
-            self._reject_waiting(rejection, push)
-        for contributor in closed.header.contributors:
-            self.count_merged(contributor, number)
-        self.tell_round(self.history.closed(closed.header, closed.entry_bytes), without=without(closed))
-        self._judging.tell(closed.header)
-        if closed.snapshot_bytes:
-            self._emit("snapshot.written", *snapshot_line(number, closed))
-        if closed.snapshot_problem:
-            self._emit("storage.failed", f"snapshot not written: {closed.snapshot_problem}", "", {})
-        self.wake()
-
-    def _reject_waiting(self, rejection: Rejection, push: Push) -> None:
-        """An accepted push has become too stale: its samples are its node's again, or free when that one is gone."""
-        member = self.member(rejection.node)
-        member.pushes_rejected += 1
-        if rejection.incarnation == member.incarnation and member.is_present:
-            self.samples.reject(rejection.node, push.header.ranges)
-        else:
-            self.samples.release(push.header.ranges)
-        self._emit("push.rejected", f"a push of {rejection.node} was rejected ({rejection.reason})", rejection.node, {})
-
-    def count_merged(self, contributor: Contributor, fragment: int) -> None:
-        """A push is in an entry."""
-        member = self.member(contributor.node)
-        member.pushes_merged += 1
-        member.staleness = contributor.staleness
-        self._judging.merged(contributor)
-        if contributor.incarnation == member.incarnation and member.state == "warming":
-            member.state = "training"
-            self.live.roll.forget()
-        if fragment == 0:
-            self.samples.commit(contributor.ranges)
-
-    def tell_round(self, info: m.RoundInfo, *, silent: bool = False, without: str = "") -> None:
-        """The story of a round; `silent` when it was told before; `without`: whom it did without, and why."""
-        if not silent:
-            self._emit("round.closed", *round_line(info, without))
 
     # ---- reading
 
@@ -500,7 +414,7 @@ class RunLedger:
         """A shard tells what it did; returns the version up to which the hub knows its entries, -1: not its."""
         with self._lock:
             known = self.sharding.report(shard, report) if 0 <= report.fragment < len(self.fragments) else -1
-        self._close_due()
+        self.closing.due()
         return known
 
     def places(self) -> list[str]:
@@ -522,7 +436,7 @@ class RunLedger:
     def spoke(self, node: str) -> None:
         """A shard heard a node of the present incarnation."""
         member = self.members.get(node)
-        if member is not None and not member.has_left and not self._judging.is_aside(node):
+        if member is not None and not member.has_left and not self.judging.is_aside(node):
             self.heard(member)
             self._revive(member)
 
@@ -559,7 +473,7 @@ class RunLedger:
 
     def _revive(self, member: Member) -> None:
         """A node that was thought dead speaks again: it is a member again. Raises ConflictError when it has left."""
-        self._judging.check(member.node)
+        self.judging.check(member.node)
         if member.has_left:
             raise ConflictError(
                 f"{member.node} has left the run", cause="its worker said goodbye", next="attach again to take part"

@@ -174,12 +174,14 @@ class Sharding:
         mirror.version, mirror.digest = header.version, header.digest
         for contributor in header.contributors:
             ledger.member(contributor.node).pushes_accepted += 1
-            ledger.count_merged(contributor, mirror.number)
+            ledger.closing.count_merged(contributor, mirror.number)
         for rejection in header.rejected:
             member = ledger.member(rejection.node)
             member.pushes_accepted += 1
             member.pushes_rejected += 1
-        ledger.tell_round(ledger.history.closed(header, entry_bytes), silent=header.version <= mirror.silent_until)
+        ledger.closing.tell_round(
+            ledger.history.closed(header, entry_bytes), silent=header.version <= mirror.silent_until
+        )
 
     # ---- moves
 
