@@ -54,7 +54,9 @@ def test_an_outage_costs_nothing_while_the_buffer_lasts(hub: SmallHub) -> None:
     hub.start()
     hub.wait_for(lambda: len(hub.lines) >= 1000, "the lines of the outage")
     shipper.close(deadline_s=5)
-    assert _numbers(hub) == list(range(1000))
+    came = _numbers(hub)
+    assert list(dict.fromkeys(came)) == list(range(1000))
+    assert len(came) <= 1001, "the first line comes again when its acknowledgement fell with the hub"
 
 
 def test_a_full_buffer_drops_the_oldest_and_says_how_many(hub: SmallHub) -> None:
