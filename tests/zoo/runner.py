@@ -17,7 +17,7 @@ from typing import Any
 
 from zoo.catalogue import FAULTS, PROGRAMS
 from zoo.cluster_runner import run_cluster_case
-from zoo.fault import Fault
+from zoo.fault import Fault, Program
 from zoo.hookup import Desk
 from zoo.outcome import TAIL, Outcome, RankOutcome
 
@@ -55,20 +55,8 @@ def run_case(
     ends: list[dict[str, Any]] = []
     findings: list[dict[str, Any]] = []
     for generation in range(known.generations):
-        request = {
-            "program": program,
-            "needs": list(known.needs),
-            "fault": case if fault else "",
-            "variant": "" if fault else case,
-            "steps": steps,
-            "world": world,
-            "generation": generation,
-            "patience_s": PATIENCE_S,
-            "timeout_s": timeout_s,
-            "folder": str(folder),
-            "doctor": None,
-            **_circumstances(fault),
-        }
+        limits = {"steps": steps, "world": world, "patience_s": PATIENCE_S, "timeout_s": timeout_s}
+        request = _request(known, fault, case, folder) | limits | {"generation": generation}
         if doctor:
             end, found = _with_doctor(request, is_hang=fault is not None and fault.kind == "hang")
             findings += found
@@ -83,6 +71,42 @@ def run_case(
         began_s=began_s,
         seconds=time.monotonic() - began,
     )
+
+
+def run_plain(program: str, fault: str, *, steps: int, patience_s: float, folder: Path) -> Outcome:
+    """A fault on two ranks without the doctor, as torch's own tools see it.
+
+    Collectives time out after `patience_s`. Of a hang, torch's Flight Recorder is dumped into `folder/recorder/rank_N`
+    by each rank that still lives shortly before that. Raises KeyError as `run_case` does.
+    """
+    known, kind = PROGRAMS[program], FAULTS[fault].kind
+    recorder = folder / "recorder"
+    recorder.mkdir(parents=True, exist_ok=True)
+    began, began_s = time.monotonic(), time.time()
+    ends = []
+    for generation in range(known.generations):
+        limits = {"steps": steps, "world": 2, "patience_s": patience_s, "timeout_s": patience_s + 20.0}
+        request = _request(known, FAULTS[fault], fault, folder) | limits | {"generation": generation}
+        ends.append(_zygote().ask(request | {"recorder": str(recorder) if kind == "hang" else "", "grace_s": 2.0}))
+    return Outcome(
+        program=program,
+        case=fault,
+        ranks=tuple(_rank(rank, ends, folder) for rank in range(2)),
+        began_s=began_s,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _request(known: Program, fault: Fault | None, case: str, folder: Path) -> dict[str, Any]:
+    return {
+        "program": known.name,
+        "needs": list(known.needs),
+        "fault": case if fault else "",
+        "variant": "" if fault else case,
+        "folder": str(folder),
+        "doctor": None,
+        **_circumstances(fault),
+    }
 
 
 def _with_doctor(request: dict[str, Any], *, is_hang: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -17,7 +17,9 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +27,8 @@ from zoo.world import Zoo
 
 PRELOAD = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed.fsdp", "torch.distributed.nn", "numpy")
 PR_SET_PDEATHSIG = 1
+DUMP_AT = 0.8
+"""Of the collectives' time-out: when torch's Flight Recorder is dumped, as its watchdog does with NCCL."""
 GRACE_S = 0.5
 """Time that the other ranks have after one has failed, as torchrun's agent gives them little."""
 
@@ -95,7 +99,7 @@ def _reap(alive: dict[int, int]) -> list[tuple[int, int, float]]:
 
 def _as_rank(request: dict[str, Any], rank: int) -> NoReturn:
     """Be a rank as torchrun would have started it, up to the end of the process."""
-    code = 1
+    code, dump = 1, bool
     with contextlib.suppress(OSError):
         os.setsid()
     try:
@@ -113,6 +117,8 @@ def _as_rank(request: dict[str, Any], rank: int) -> NoReturn:
             from zoo.hookup import attach_rank
 
             attach_rank(request["doctor"], rank, request["world"])
+        if request.get("recorder"):
+            dump = _record(Path(request["recorder"]) / f"rank_{rank}", at_s=DUMP_AT * request["patience_s"])
         importlib.import_module(f"zoo.programs.{request['program']}").main(zoo)
         _leave_group()
         code = 0
@@ -120,11 +126,28 @@ def _as_rank(request: dict[str, Any], rank: int) -> NoReturn:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - a program may raise anything; its last words are in the log
         sys.excepthook(*sys.exc_info())
+        dump()
     finally:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # gloo's threads would hold the interpreter's end
+
+
+def _record(file: Path, *, at_s: float) -> Callable[[], Any]:
+    """Let torch record collectives, and dump what it has after a time if this rank still lives; what dumps now."""
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"
+
+    def dump() -> None:
+        from torch._C import _distributed_c10d
+
+        if not file.exists():
+            file.write_bytes(_distributed_c10d._dump_fr_trace())
+
+    timer = threading.Timer(at_s, dump)
+    timer.daemon = True
+    timer.start()
+    return dump
 
 
 def _leave_group() -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ciuic.bench import Table
+from ciuic.bench.doctor_baselines import Said, by_tool, torch_says
 from ciuic.bench.doctor_cost import measure_cost
 from ciuic.bench.doctor_score import Row, alarms, row_of, shares
 from ciuic.bench.doctor_zoo import default_tests, load_zoo
 from ciuic.errors import UsageError
 
-FAULT_STEPS, CLEAN_STEPS = 24, 200
+CLEAN_STEPS = 200
+TOOL_COLUMNS = ("faults", "detected", "with_time_outs", "cause_top1", "rank_right", "module_right")
 TIMEOUT_S = 60.0
 CLEAN_TIMEOUT_S = 240.0
 
@@ -24,6 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--faults", default="", help="only these faults, with commas; `none`: only clean programs")
     parser.add_argument("--letters", default="", help="only faults of these classes, as in ABC")
     parser.add_argument("--no-clean", action="store_true", help="leave out the clean programs")
+    parser.add_argument("--no-baselines", action="store_true", help="leave out what torch itself says of the faults")
     parser.add_argument("--no-cost", action="store_true", help="leave out what looking costs")
     parser.add_argument("--clean-steps", type=int, default=CLEAN_STEPS)
     parser.add_argument("--at-once", type=int, default=2, help="cases side by side")
@@ -49,16 +52,20 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         with ThreadPoolExecutor(max(1, options.at_once)) as pool:
             rows = list(pool.map(lambda case: _fault(zoo, *case, folder), bad))
             quiet = list(pool.map(lambda case: _clean(zoo, *case, folder, options.clean_steps), clean))
+        said = [] if options.no_baselines else _without_doctor(zoo, bad, folder / "plain")
         cost = {} if options.no_cost else measure_cost(zoo, folder / "cost")
     false = [each for each in quiet if each["alarms"]]
+    found = shares(rows)
     return {
-        **shares(rows),
+        **found,
         "faults": len(rows),
         "clean": len(quiet),
         "false_alarms": len(false),
         "clean_failed": [each["case"] for each in quiet if not each["finished"]],
         **cost,
+        "tools": by_tool(said, {**found, "faults": len(rows)}) if said else [],
         "rows": [row.to_dict() for row in rows],
+        "without_doctor": [each.to_dict() for each in said],
         "clean_rows": quiet,
         "reported": {"cases": len(zoo.reported), "skipped": zoo.skipped},
     }
@@ -74,9 +81,17 @@ def _chosen(text: str, known: dict[str, Any]) -> list[str]:
 
 def _fault(zoo: Any, program: str, fault: str, folder: Path) -> Row:
     known = zoo.faults[fault]
-    steps = max(FAULT_STEPS, known.steps + 4)
-    outcome = zoo.run_case(program, fault, steps=steps, timeout_s=TIMEOUT_S, folder=folder / f"{program}-{fault}")
+    outcome = zoo.run_case(program, fault, steps=known.steps, timeout_s=TIMEOUT_S, folder=folder / f"{program}-{fault}")
     return row_of(known, zoo.programs[program], outcome, patience_s=zoo.patience_s)
+
+
+def _without_doctor(zoo: Any, cases: list[tuple[str, str]], folder: Path) -> list[Said]:
+    """What torch says of the same faults; the ledger's are not torch's."""
+    ours = [case for case in cases if zoo.programs[case[0]].runner == "ranks"]
+    return [
+        torch_says(zoo, program, fault, folder / f"{program}-{fault}", steps=zoo.faults[fault].steps)
+        for program, fault in ours
+    ]
 
 
 def _clean(zoo: Any, program: str, variant: str, folder: Path, steps: int) -> dict[str, Any]:
@@ -105,11 +120,19 @@ def tables(result: dict[str, Any]) -> list[Table]:
     ]
     alarmed = (row for row in result["clean_rows"] if row["alarms"])
     false: list[tuple[str, ...]] = [(row["case"], "; ".join(row["alarms"])) for row in alarmed]
+    tools: list[tuple[str, ...]] = [
+        (each["tool"], *(_number(each.get(name)) for name in TOOL_COLUMNS)) for each in result["tools"]
+    ]
     return [
+        Table(title="the same faults, by tool", columns=("tool", *TOOL_COLUMNS), rows=tools),
         Table(title=f"the doctor on {result['faults']} faults", columns=("what", "value"), rows=numbers),
         Table(title="not right", columns=("program", "fault", "named", "expected", "lacks"), rows=wrong),
         Table(title="false alarms", columns=("program", "said"), rows=false),
     ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else f"{value}"
 
 
 def _lacks(row: dict[str, Any]) -> str:

@@ -23,14 +23,14 @@ def load_zoo(tests: Path) -> Any:
 
 
 class _Zoo:
-    """FAULTS, PROGRAMS, SKIPPED, REPORTED and run_case."""
+    """FAULTS, PROGRAMS, SKIPPED, REPORTED, run_case and run_plain."""
 
     def __init__(self, catalogue: Any, runner: Any) -> None:
         self.faults: dict[str, Any] = catalogue.FAULTS
         self.programs: dict[str, Any] = catalogue.PROGRAMS
         self.skipped: dict[str, str] = catalogue.SKIPPED
         self.reported: tuple[str, ...] = catalogue.REPORTED
-        self.run_case = runner.run_case
+        self.run_case, self.run_plain = runner.run_case, runner.run_plain
         self.patience_s: float = runner.PATIENCE_S
 
 
