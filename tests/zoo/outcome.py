@@ -34,6 +34,8 @@ class Outcome:
     """The doctor's incidents, the most likely cause first."""
     began_s: float
     """Seconds since the epoch, to compare with a finding's `found_s`."""
+    last_step_s: float = 0.0
+    """Seconds since the epoch when a rank logged its last loss; a hang begins then. 0: no rank logged any."""
     seconds: float
 
     @property

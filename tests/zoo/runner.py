@@ -69,6 +69,7 @@ def run_case(
         ranks=tuple(_rank(rank, ends, folder) for rank in range(world)),
         findings=findings,
         began_s=began_s,
+        last_step_s=max((log.stat().st_mtime for log in folder.glob("losses-*.txt")), default=0.0),
         seconds=time.monotonic() - began,
     )
 

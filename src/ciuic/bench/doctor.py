@@ -10,6 +10,7 @@ from ciuic.bench import Table
 from ciuic.bench.doctor_baselines import Said, by_tool, torch_says
 from ciuic.bench.doctor_cost import measure_cost
 from ciuic.bench.doctor_score import Row, alarms, row_of, shares
+from ciuic.bench.doctor_tools import tools
 from ciuic.bench.doctor_zoo import default_tests, load_zoo
 from ciuic.errors import UsageError
 
@@ -27,6 +28,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--letters", default="", help="only faults of these classes, as in ABC")
     parser.add_argument("--no-clean", action="store_true", help="leave out the clean programs")
     parser.add_argument("--no-baselines", action="store_true", help="leave out what torch itself says of the faults")
+    parser.add_argument("--tools", action="store_true", help="TrainCheck and TraceML on examples/doctor: half an hour")
+    parser.add_argument("--tools-path", default="", help="folder of these tools, when they are not on the PATH")
     parser.add_argument("--no-cost", action="store_true", help="leave out what looking costs")
     parser.add_argument("--clean-steps", type=int, default=CLEAN_STEPS)
     parser.add_argument("--at-once", type=int, default=2, help="cases side by side")
@@ -53,6 +56,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             rows = list(pool.map(lambda case: _fault(zoo, *case, folder), bad))
             quiet = list(pool.map(lambda case: _clean(zoo, *case, folder, options.clean_steps), clean))
         said = [] if options.no_baselines else _without_doctor(zoo, bad, folder / "plain")
+        examples = options.tests.parent / "examples" / "doctor"
+        others = tools(examples, folder / "tools", options.tools_path) if options.tools else {}
         cost = {} if options.no_cost else measure_cost(zoo, folder / "cost")
     false = [each for each in quiet if each["alarms"]]
     found = shares(rows)
@@ -64,6 +69,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "clean_failed": [each["case"] for each in quiet if not each["finished"]],
         **cost,
         "tools": by_tool(said, {**found, "faults": len(rows)}) if said else [],
+        "other_tools": others,
         "rows": [row.to_dict() for row in rows],
         "without_doctor": [each.to_dict() for each in said],
         "clean_rows": quiet,
@@ -120,11 +126,16 @@ def tables(result: dict[str, Any]) -> list[Table]:
     ]
     alarmed = (row for row in result["clean_rows"] if row["alarms"])
     false: list[tuple[str, ...]] = [(row["case"], "; ".join(row["alarms"])) for row in alarmed]
-    tools: list[tuple[str, ...]] = [
+    by_name: list[tuple[str, ...]] = [
         (each["tool"], *(_number(each.get(name)) for name in TOOL_COLUMNS)) for each in result["tools"]
     ]
+    others: list[tuple[str, ...]] = [
+        (name, f"{found['tells']} of {found['scripts']}" if "rows" in found else found["problem"])
+        for name, found in result["other_tools"].items()
+    ]
     return [
-        Table(title="the same faults, by tool", columns=("tool", *TOOL_COLUMNS), rows=tools),
+        Table(title="the scripts of examples/doctor, by tool", columns=("tool", "tells"), rows=others),
+        Table(title="the same faults, by tool", columns=("tool", *TOOL_COLUMNS), rows=by_name),
         Table(title=f"the doctor on {result['faults']} faults", columns=("what", "value"), rows=numbers),
         Table(title="not right", columns=("program", "fault", "named", "expected", "lacks"), rows=wrong),
         Table(title="false alarms", columns=("program", "said"), rows=false),

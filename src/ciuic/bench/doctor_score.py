@@ -6,9 +6,12 @@ from typing import Any
 
 from ciuic.doctor.catalogue import code_of
 from ciuic.doctor.finding import Severity
+from ciuic.doctor.rules.hang import LEAST_S
 
 WITH_MODULES = "ABCD"
 """Classes in which a module is guilty."""
+HANG_WITHIN_S = 2 * LEAST_S
+"""From LEAST_S on a wait is longer than expected (`ciuic.doctor.rules.hang`); a hang is to be found within twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +68,17 @@ def row_of(fault: Any, program: Any, outcome: Any, *, patience_s: float) -> Row:
 
 
 def _in_time(fault: Any, outcome: Any, causes: list[dict[str, Any]], patience_s: float) -> bool:
-    """A hang must be named before the library's own time-out, counted from the program's start."""
+    """A hang must be named within HANG_WITHIN_S after the last step of any rank, and before the library's time-out.
+
+    If no step was made: before the time-out, counted from the program's start. All else is in time when it is found
+    at all, for a case runs only the steps within which it is to be found.
+    """
     if fault.kind != "hang":
         return True
-    return min(cause["found_s"] for cause in causes) - outcome.began_s < patience_s
+    first_s = min(cause["found_s"] for cause in causes)
+    if not outcome.last_step_s:
+        return first_s - outcome.began_s < patience_s
+    return first_s - outcome.last_step_s < min(HANG_WITHIN_S, patience_s)
 
 
 def _has_module(found: Iterable[str], wanted: str) -> bool:
