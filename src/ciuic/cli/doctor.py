@@ -137,6 +137,35 @@ def report(
         print_line(line)
 
 
+@app.command("overhead")
+def overhead(
+    folder: Annotated[Path, typer.Argument(help="Folder that `ciuic doctor run` named.")], as_json: JsonOption = False
+) -> None:
+    """Show what the doctor has cost: processor time inside the steps, and bytes for each look."""
+    from dataclasses import asdict
+
+    from ciuic.doctor.report.overhead import overheads
+
+    found = overheads(folder)
+    if as_json:
+        print_json([{**asdict(each), "share": each.share} for each in found])
+        return
+    rows = [
+        (
+            f"{each.rank}",
+            f"{each.steps:,}",
+            f"{each.looked_at:,}",
+            f"{1e3 * each.step_s:.1f} ms",
+            f"{1e3 * each.cost_s / max(1, each.steps):.3f} ms",
+            f"{each.share:.2%}",
+            f"{each.bytes_per_check}",
+        )
+        for each in found
+    ]
+    columns = ("rank", "steps", "looked at", "a step", "cost per step", "share", "bytes per look")
+    print_grid(Grid(columns=columns, rows=rows, empty="no rank has made two steps that were looked at"))
+
+
 @app.command("explain")
 def explain(
     code: Annotated[str, typer.Argument(help="A code: A1 or CIUIC-A1; without it all are listed.")] = "",
