@@ -9,7 +9,7 @@ FIRST_STEPS = 4
 """Each of them is sampled: most faults are there from the start."""
 DENSE_STEPS = 20
 """Up to here k is never widened."""
-BUDGET = 0.004
+BUDGET = 0.002
 """Share of a step's time that samples may take on average."""
 EVERY_MAX = 1000
 COST, STEP_TIME = "cost_s", "step_s"

@@ -114,5 +114,6 @@ def test_factors_that_are_computed_or_make_up_for_other_numbers_of_labels_are_ri
     assert not _losses(_form(1.0), lambda at: _form(0.5 + 0.01 * at), steps=6).found
     assert not _losses(_form(4 / 3, labels=32), _form(2 / 3, labels=16), steps=6).found
     assert not _losses(_form(1.0), _form(1.0), steps=6).found
+    assert not _losses(_form(1 / 30, "sum"), _form(1 / 4, "sum"), steps=6).found, "divided by the labels of each rank"
     assert not _losses(_form(1.0), _form(0.5, micro=2), steps=6).found
     assert not _losses(_form(1.0), _form(0.1, kind=""), steps=6).found

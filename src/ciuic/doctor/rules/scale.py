@@ -13,7 +13,7 @@ CLOSE = 0.02
 """Relative: a gain this close to a number is that number."""
 ROUNDS_SURE = 2
 """Samples in which a wrong gain must be seen."""
-ROUNDS_STRANGE = 4
+ROUNDS_STRANGE = 3
 """Samples in a row in which a gain that is neither a mean's nor a sum's must be the same."""
 SAMPLES_IMBALANCE = 5
 """Samples of the labels' weights; between them every step counts at the start of a run."""
