@@ -4,7 +4,7 @@
 #   make lint | format | docs | bench | soak | install | clean
 
 PYTHON ?= python3
-WORKERS ?= 4
+WORKERS ?= 3
 SOAK_RUNS ?= 20
 SOAK_DURATION ?= 2h
 SOAK_SEED ?= 1
@@ -31,7 +31,7 @@ demo: $(STAMP)
 	$(BIN)/ciuic demo
 
 # Tests marked `alone` measure time or use every core, so nothing runs beside them. Many tests start a dozen processes, and
-# many wait: four at a time keep two cores busy, and who has nothing left takes from who has (worksteal). One that fails
+# many wait: three at a time keep two cores busy, and who has nothing left takes from who has (worksteal). One that fails
 # is run again, twice at most, and the summary names it (R).
 RERUN := --reruns 2 --reruns-delay 1 -rR
 test: lint docs browser
