@@ -98,6 +98,8 @@ class Case:
     blind: list[Blind] = field(default_factory=list)
     exit_code: int | None = None
     """Of the command that was run, when the collector was told before it was closed."""
+    lost: list[int] = field(default_factory=lambda: [0, 0])
+    """Rounds that had to give way before all ranks had sent their records, and the step of the first."""
     _order: dict[int, deque[int]] = field(default_factory=dict)
 
     def round_of(self, record: Record, now_s: float) -> Round:
@@ -109,8 +111,12 @@ class Case:
             order = self._order.setdefault(record.optimizer, deque())
             order.append(record.step)
             if len(order) > ROUNDS_HELD:
-                self.rounds.pop((record.optimizer, order.popleft()), None)
+                self._forget(self.rounds.pop((record.optimizer, order.popleft()), None))
         return found
+
+    def _forget(self, oldest: Round | None) -> None:
+        if oldest is not None and not oldest.judged:
+            self.lost = [self.lost[0] + 1, self.lost[1] or oldest.step]
 
     def present(self) -> list[int]:
         """Ranks that have said hello and have not left."""

@@ -92,6 +92,8 @@ class Collector:
         self._already_told: set[tuple[Any, ...]] = set()
         self._peers: dict[socket.socket, _Peer] = {}
         self._asked: dict[int, tuple[Rule, Asked]] = {}
+        """Questions that wait for answers."""
+        self._questions = 0
         self._changed_s: float | None = None
         self._pace = Pace(every=options.every, adapt=options.adapt)
         self._selector = selectors.DefaultSelector()
@@ -138,8 +140,9 @@ class Collector:
         for round_ in list(self.case.rounds.values()):
             self._judge(round_)
         self._answer_late(time.monotonic() + 2 * PATIENCE_S)
-        for rule in self._rules:
-            self._take(rule.end(self.case))
+        self._each(lambda rule: rule.end(self.case))
+        if self._evidence.ended is not None:
+            self._add_blind(self._evidence.ended)
         self._evidence.close(self.incidents(), self.case.blind)
         for peer in list(self._peers.values()):
             self._drop(peer)
@@ -162,8 +165,7 @@ class Collector:
                 self._judge(round_)
         self._answer_late(now_s)
         self._release()
-        for rule in self._rules:
-            self._take(rule.tick(self.case, now_s))
+        self._each(lambda rule: rule.tick(self.case, now_s))
         self._tell(now_s)
 
     def _accept(self) -> None:
@@ -250,8 +252,7 @@ class Collector:
         """Let ranks go that have said bye, when nobody has a question to them any more."""
         wanted = {rank for round_ in self.case.rounds.values() if not round_.judged for rank in round_.records}
         for _, asked in self._asked.values():
-            if asked.until_s > 0:
-                wanted.update(asked.ranks)
+            wanted.update(asked.ranks)
         for peer in [peer for peer in self._peers.values() if peer.rank in self.case.byes and not peer.unsent]:
             if peer.rank not in wanted:
                 self._drop(peer)
@@ -280,7 +281,8 @@ class Collector:
     # ---- questions -------------------------------------------------------------------------------------------------
 
     def _ask(self, rule: Rule, kind: str, ranks: Iterable[int], *, facts: Facts, about: Any = None) -> None:
-        wanted, number = tuple(ranks), len(self._asked) + 1
+        self._questions += 1
+        wanted, number = tuple(ranks), self._questions
         connected = {peer.rank for peer in self._peers.values()}
         wanted = tuple(rank for rank in wanted if rank in connected) or wanted
         until_s = time.monotonic() + PATIENCE_S
@@ -292,7 +294,7 @@ class Collector:
 
     def _answer(self, answer: Answer) -> None:
         rule, asked = self._asked.get(answer.question, (None, None))
-        if rule is None or asked is None or answer.rank not in asked.ranks or asked.until_s == 0:
+        if rule is None or asked is None or answer.rank not in asked.ranks:
             return
         asked.answers[answer.rank] = answer.facts
         if asked.complete:
@@ -300,12 +302,12 @@ class Collector:
 
     def _answer_late(self, now_s: float) -> None:
         for rule, asked in list(self._asked.values()):
-            if 0 < asked.until_s < now_s and not asked.complete:
+            if asked.until_s < now_s:
                 self._finish(rule, asked)
 
     def _finish(self, rule: Rule, asked: Asked) -> None:
-        object.__setattr__(asked, "until_s", 0.0)
-        self._take(rule.answered(self.case, asked))
+        self._asked.pop(asked.number, None)
+        self._take(lambda: rule.answered(self.case, asked))
 
     # ---- sending and telling -----------------------------------------------------------------------------------------
 
@@ -328,14 +330,13 @@ class Collector:
 
     def _each(self, call: Callable[[Rule], Iterable[Finding | Blind | Revised]]) -> None:
         for rule in self._rules:
-            self._take(call(rule))
+            self._take(lambda rule=rule: call(rule))
 
-    def _take(self, found: Iterable[Finding | Blind | Revised]) -> None:
+    def _take(self, look: Callable[[], Iterable[Finding | Blind | Revised]]) -> None:
         try:
-            for item in found:
+            for item in look():
                 if isinstance(item, Blind):
-                    if item not in self.case.blind:
-                        self.case.blind.append(item)
+                    self._add_blind(item)
                     continue
                 new = item.finding if isinstance(item, Revised) else item
                 known = self.case.findings.get(new.key)
@@ -345,16 +346,19 @@ class Collector:
                     self._changed_s = time.monotonic()
         except Exception as error:  # noqa: BLE001 - a rule with a bug must not end the others, and must be seen
             structlog.get_logger().exception("a rule of the doctor failed")
-            blind = Blind(what="a rule of the doctor failed", why=f"{type(error).__name__}: {error}")
-            if blind not in self.case.blind:
-                self.case.blind.append(blind)
+            self._add_blind(Blind(what="a rule of the doctor failed", why=f"{type(error).__name__}: {error}"))
+
+    def _add_blind(self, blind: Blind) -> None:
+        if blind not in self.case.blind:
+            self.case.blind.append(blind)
 
     def _tell(self, now_s: float) -> None:
         if self._changed_s is None or now_s - self._changed_s < SETTLE_S:
             return
         self._changed_s = None
         incidents = self.incidents()
-        self._evidence.write_findings(incidents, self.case.blind)
+        with contextlib.suppress(OSError):  # at the end it is tried again
+            self._evidence.write_findings(incidents, self.case.blind)
         for incident in incidents:
             known = *incident.cause.key, severity_of(incident.cause)
             if known not in self._already_told and self._told is not None:

@@ -1,6 +1,7 @@
 """The doctor's folder: everything that was heard, line by line, and what was found."""
 
 import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ class Evidence:
             ) from error
         self._written_bytes = 0
         self._encoder = msgspec.json.Encoder()
+        self.ended: Blind | None = None
+        """Why nothing more is kept: there is enough, or the disk is full."""
 
     def add(self, message: Any) -> None:
         """One message of a rank; the token of a hello is not kept."""
@@ -41,7 +44,7 @@ class Evidence:
         self._line("note", text)
 
     def write_findings(self, incidents: list[Incident], blind: list[Blind]) -> None:
-        """Replace findings.json at once."""
+        """Replace findings.json at once. Raises OSError."""
         body = {"incidents": incidents, "could_not_look": blind}
         new = self.folder / f"{FINDINGS}.new"
         new.write_bytes(msgspec.json.format(msgspec.json.encode(body)))
@@ -49,16 +52,29 @@ class Evidence:
 
     def close(self, incidents: list[Incident], blind: list[Blind]) -> None:
         """The last findings; the evidence ends."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the command prints them all the same
             self.write_findings(incidents, blind)
-        self._file.close()
+        with contextlib.suppress(OSError):  # what is left in the buffer of a full disk
+            self._file.close()
 
     def _line(self, kind: str, message: Any) -> None:
+        if self.ended is not None:
+            return
         line = self._encoder.encode([kind, message]) + b"\n"
         self._written_bytes += len(line)
-        if self._written_bytes <= EVIDENCE_BYTES_MAX:
+        if self._written_bytes > EVIDENCE_BYTES_MAX:
+            self.ended = _ended(f"{EVIDENCE} has {EVIDENCE_BYTES_MAX >> 20} MiB, its limit")
+            return
+        try:
             self._file.write(line)
             self._file.flush()
+        except OSError as error:
+            self.ended = _ended(f"{EVIDENCE} cannot be written: {error.strerror or error}")
+
+
+def _ended(why: str) -> Blind:
+    when = time.strftime("%Y-%m-%d %H:%M:%S")
+    return Blind(what=f"the course of the run after {when}, in pictures and `ciuic doctor overhead`", why=why)
 
 
 class _Findings(msgspec.Struct, frozen=True):

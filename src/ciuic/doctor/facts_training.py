@@ -24,6 +24,9 @@ CLIP = "clip"
 norm was far above the limit]."""
 EARLY_CLIP = "early_clip"
 """[Times so far that scaled gradients were clipped, the loss scale at the last]."""
+SCALED_STEP = "scaled_step"
+"""[Steps so far of this optimizer, made by no scaler, whose gradients were those of a scaled loss and had not been
+touched since the backward pass; the loss scale at the last]."""
 SCALER = "scaler"
 """[Loss scale, steps skipped so far, skipped in a row]."""
 HALF = "half"
@@ -41,7 +44,8 @@ micro-batches, steps right after another one, steps before the optimizer's first
 Accelerate steps it]."""
 STRAY = "stray"
 """[Class, steps, optimizer's class, what] of a scheduler that turns nothing: what is `stranger` (its optimizer never
-steps), `idle` (it never steps, after that many epochs) or `twin` (two on one optimizer, none on another)."""
+steps), `left` (its optimizer has not stepped for that many of its steps, another one has taken its parameters over),
+`idle` (it never steps, after that many epochs) or `twin` (two on one optimizer, none on another)."""
 
 LOSS_NOT_FINITE = "loss_not_finite"
 """Notice {value, input, parameter, module}: the rank's own loss is not finite; the others say where it came from, empty

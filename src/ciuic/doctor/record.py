@@ -16,6 +16,8 @@ MAX_FRAME_BYTES = 1 << 20
 """Longer frames are refused before anything is allocated for them."""
 PROBE_FAILED = "probe_failed"
 """Kind of a notice: a part of the probe is off from here on. Facts: `part`, `event`, `error`."""
+DROPPED = "dropped"
+"""Fact of a beat: messages of this rank so far that did not get out."""
 _LENGTH = struct.Struct("!I")
 
 Facts = dict[str, Any]
@@ -112,8 +114,11 @@ _TO_RANK = msgspec.msgpack.Decoder(ToRank)
 
 
 def to_frame(message: FromRank | ToRank) -> bytes:
-    """Length and message. Raises FrameError for a message that is too long."""
-    body = _ENCODER.encode(message)
+    """Length and message. Raises FrameError for one that is too long, or holds what cannot be sent."""
+    try:
+        body = _ENCODER.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise FrameError("a doctor's message holds what cannot be sent", cause=str(error)) from error
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a doctor's message of {len(body)} bytes is too long", cause=f"limit {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body

@@ -108,6 +108,35 @@ def test_what_only_another_optimizer_trains_is_not_this_ones():
     assert list(found) == ["0.weight", "0.bias", "1.bias"]
 
 
+def test_arguments_that_torch_passes_by_name_get_through(probe, tmp_path):
+    """torch.distributed.checkpoint calls load_state_dict(state_dict=...)."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    sampler = torch.utils.data.DistributedSampler(list(range(8)), num_replicas=2, rank=0)
+    torch.save(obj=model.state_dict(), f=tmp_path / "model.pt")
+    model.load_state_dict(state_dict=torch.load(f=tmp_path / "model.pt"))
+    optimizer.load_state_dict(state_dict=optimizer.state_dict())
+    torch.optim.lr_scheduler.StepLR(optimizer, step_size=2).load_state_dict(state_dict={"last_epoch": 3})
+    torch.amp.GradScaler("cpu").load_state_dict(state_dict=torch.amp.GradScaler("cpu").state_dict())
+    sampler.set_epoch(epoch=2)
+    loss = model(input=torch.ones(1, 4)).sum()
+    torch.Tensor.backward(self=loss, gradient=None)
+    nn.utils.clip_grad_norm_(parameters=model.parameters(), max_norm=1.0)
+    optimizer.step(closure=None)
+    optimizer.zero_grad(set_to_none=True)
+    assert sampler.epoch == 2
+    assert model.weight.grad is None
+
+
+class _OwnLoader(torch.utils.data.DataLoader):
+    def __iter__(self) -> Any:
+        yield from range(3)
+
+
+def test_a_loader_whose_iterator_is_a_generator_runs(probe):
+    assert list(_OwnLoader([1, 2, 3])) == [0, 1, 2]
+
+
 class _Around(torch.optim.SGD):
     """Steps by another optimizer that owns the same parameters, as ZeroRedundancyOptimizer does."""
 

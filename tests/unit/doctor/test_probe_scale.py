@@ -10,7 +10,19 @@ from torch.nn import functional
 from torch.optim import lr_scheduler as schedulers
 from torch.utils.checkpoint import checkpoint
 
-from ciuic.doctor.facts_training import CLIP, EARLY_CLIP, FORM, PASSES, RATES, SCALER, SCHEDULE, SKIPPED, STRAY, WITNESS
+from ciuic.doctor.facts_training import (
+    CLIP,
+    EARLY_CLIP,
+    FORM,
+    PASSES,
+    RATES,
+    SCALED_STEP,
+    SCALER,
+    SCHEDULE,
+    SKIPPED,
+    STRAY,
+    WITNESS,
+)
 from ciuic.doctor.probe.averages import Averages
 from ciuic.doctor.probe.hooks import hook_model, install
 from ciuic.doctor.probe.lossgraph import Form, read_form
@@ -209,6 +221,41 @@ def test_clipping_scaled_gradients_is_seen(mailbox: Mailbox, unscale: bool):
     assert mailbox.facts[2][SCALER] == [1024.0, 0, 0]
 
 
+def _two_optimizers(mailbox: Mailbox, second: str) -> list[Any]:
+    """SCALED_STEP of the second one; in its first step it is not known yet."""
+    model = _model()
+    first, head = (torch.optim.SGD(part.parameters(), 1e-6) for part in (model[0], model[2]))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in range(3):
+        first.zero_grad()
+        head.zero_grad()
+        scaler.scale(_loss(model)).backward()
+        if second == "not scaled":
+            head.zero_grad()
+            _loss(model).backward()
+        scaler.step(first)
+        if second == "unscaled":
+            scaler.unscale_(head)
+        elif second == "by hand":
+            for parameter in model[2].parameters():
+                parameter.grad.div_(1024.0)
+        if second == "scaler":
+            scaler.step(head)
+        else:
+            head.step()
+        scaler.update()
+    return [record.facts.get(SCALED_STEP) for record in mailbox.records if record.optimizer == 1]
+
+
+def test_an_optimizer_that_steps_beside_the_scaler_is_told(mailbox: Mailbox):
+    assert _two_optimizers(mailbox, "bare") == [None, [1, 1024.0], [2, 1024.0]]
+
+
+@pytest.mark.parametrize("second", ["scaler", "unscaled", "by hand", "not scaled"])
+def test_an_optimizer_whose_gradients_were_unscaled_is_not(mailbox: Mailbox, second: str):
+    assert _two_optimizers(mailbox, second) == [None, None, None]
+
+
 def test_a_loss_that_is_not_finite_is_told_with_its_input_and_the_skip(mailbox: Mailbox):
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -276,6 +323,23 @@ def test_a_scheduler_on_an_optimizer_that_never_steps_is_told(mailbox: Mailbox):
         optimizer.step()
         schedule.step()
     assert mailbox.facts[3][STRAY] == ["StepLR", 3, "SGD", "stranger"]
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_scheduler_left_on_an_optimizer_that_was_replaced_is_told(mailbox: Mailbox, anew: bool):
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = schedulers.StepLR(optimizer, 5)
+    for step in range(16):
+        if step == 4:
+            optimizer = torch.optim.SGD(model.parameters(), 0.01)
+            schedule = schedulers.StepLR(optimizer, 5) if anew else schedule
+        optimizer.zero_grad()
+        _loss(model).backward()
+        optimizer.step()
+        schedule.step()
+    told = [facts[STRAY] for facts in mailbox.facts if STRAY in facts]
+    assert told[:1] == ([] if anew else [["StepLR", 9, "SGD", "left"]])
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")

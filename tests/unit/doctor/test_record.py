@@ -48,6 +48,12 @@ def test_a_message_that_is_too_long_is_not_sent():
         to_frame(Bye(rank=0, step=0, how="x" * (record.MAX_FRAME_BYTES + 1)))
 
 
+@pytest.mark.parametrize("facts", [{"x": object()}, {"x": 1 << 70}])
+def test_a_message_that_holds_what_cannot_be_sent_is_an_error(facts):
+    with pytest.raises(FrameError, match="cannot be sent"):
+        to_frame(record.Notice(rank=0, step=0, kind="x", facts=facts))
+
+
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_message_or_a_frame_error(body):
     for decode in (from_rank, to_rank):

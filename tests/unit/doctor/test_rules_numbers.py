@@ -12,6 +12,7 @@ from ciuic.doctor.facts_training import (
     LOSS_NOT_FINITE,
     PASSES,
     PROJECTIONS,
+    SCALED_STEP,
     SCALER,
     SKIPPED,
     TAKEN,
@@ -51,6 +52,13 @@ def test_clipping_scaled_gradients_is_found_with_the_scale():
     found = room.step(1, {EARLY_CLIP: [1, 65536.0], CLIP: [1, 9e4, 1.0, 1]})
     assert [finding.code for finding in found] == ["CIUIC-F1"]
     assert "65536" in found[0].cause
+
+
+def test_an_optimizer_that_steps_with_scaled_gradients_is_found_at_its_second_step():
+    room = Room(Numbers())
+    assert not room.step(1, {SCALED_STEP: [1, 65536.0]}, optimizer=1)
+    found = room.step(2, {1: {SCALED_STEP: [2, 65536.0]}, 0: {}}, optimizer=1)
+    assert [(finding.code, finding.ranks) for finding in found] == [("CIUIC-F8", (1,))]
 
 
 def test_a_limit_far_below_every_norm_is_found_after_five_calls():

@@ -132,7 +132,7 @@ def test_counters_that_differ_are_found_before_the_rates():
     assert [(finding.code, finding.ranks) for finding in found] == [("CIUIC-G8", (1,))]
 
 
-@pytest.mark.parametrize("what", ["stranger", "idle", "twin"])
+@pytest.mark.parametrize("what", ["stranger", "idle", "twin", "left"])
 def test_a_scheduler_that_turns_nothing_is_found(what: str):
     room = Room(Schedule())
     found = room.step(4, {STRAY: ["StepLR", 3, "AdamW", what]})

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ciuic.doctor.case import Case, Round
+from ciuic.doctor.case import ROUNDS_HELD, Case, Round
 from ciuic.doctor.facts import UNEVEN
 from ciuic.doctor.finding import Blind
-from ciuic.doctor.record import PROBE_FAILED, Hello, Notice, Record
+from ciuic.doctor.record import DROPPED, PROBE_FAILED, Beat, Hello, Notice, Record
 from ciuic.doctor.report.text import report_lines
 from ciuic.doctor.rules.sight import Sight
 
@@ -44,6 +44,23 @@ def test_ranks_that_never_reported_are_named():
     (blind,) = Sight().end(_case(4, [0, 2]))
     assert blind.what == "ranks 1, 3"
     assert [each.what for each in Sight().end(_case(0, []))] == ["the program"]
+
+
+def test_messages_that_a_rank_could_not_send_are_counted():
+    rule, case = Sight(), _case(2, [0, 1])
+    for dropped in (0, 3, 7):
+        facts = {DROPPED: dropped} if dropped else {}
+        list(rule.beat(case, Beat(rank=1, step=4, time_s=0.0, phase="", phase_s=0.0, facts=facts)))
+    (blind,) = rule.end(case)
+    assert (blind.what, blind.ranks) == ("7 messages at most", (1,))
+
+
+def test_steps_that_gave_way_before_all_ranks_had_told_are_counted():
+    case = _case(2, [0, 1])
+    for step in range(1, ROUNDS_HELD + 4):
+        case.round_of(Record(rank=0, optimizer=0, step=step, time_s=0.0, facts={}), 0.0).judged = step == 2
+    (blind,) = Sight().end(case)
+    assert blind.what == "2 steps that were looked at, the first 1"
 
 
 def test_steps_after_an_early_join_are_not_compared_and_that_is_told_once():

@@ -194,4 +194,34 @@ _F7 = Code(
     depth=1,
 )
 
-CODES: tuple[Code, ...] = (_F1, _F2, _F3, _F4, _F5, _F6, _F7)
+_F8 = Code(
+    code="CIUIC-F8",
+    title="an optimizer steps with gradients that are still multiplied by the loss scale",
+    severity=Severity.CRITICAL,
+    meaning=(
+        "Under a GradScaler each optimizer must step through the scaler, which divides its gradients by the scale and "
+        "leaves out steps that are not finite. An optimizer that steps by itself gets gradients that are up to 65536 "
+        "times too large: SGD flies away, Adam hides the factor behind its normalisation until an overflow comes."
+    ),
+    detection=(
+        "A backward pass of a scaled loss has written to the gradients of an optimizer, nothing has touched them since "
+        "(neither unscale_ nor a division by hand), and the optimizer's own step is called, not scaler.step. At least "
+        "two steps; optimizers whose gradients come from a loss that was not scaled are no finding."
+    ),
+    fix="scaler.step(optimizer) for every optimizer, then scaler.update() once",
+    fixes=(
+        "```python\nscaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.step(optimizer_of_the_head)\n"
+        "scaler.update()\n```"
+    ),
+    example=(
+        "```python\nscaler.scale(loss).backward()\nscaler.step(optimizer)\nhead_optimizer.step()  # gradients times "
+        "65536\n"
+        "scaler.update()\n```\n\n"
+        "torch says nothing. The doctor: `optimizer 1 steps by itself with gradients that are still multiplied by the "
+        "loss scale 65536: nobody unscales them, and a step that is not finite is not left out`."
+    ),
+    explains=("CIUIC-F6", "CIUIC-F5"),
+    depth=0,
+)
+
+CODES: tuple[Code, ...] = (_F1, _F2, _F3, _F4, _F5, _F6, _F7, _F8)

@@ -3,14 +3,27 @@
 import contextlib
 import os
 import queue
+import select
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
+from ciuic.doctor.record import (
+    DROPPED,
+    PROBE_FAILED,
+    Beat,
+    Bye,
+    Frames,
+    FromRank,
+    Hello,
+    Notice,
+    Question,
+    Schedule,
+    to_frame,
+    to_rank,
+)
 from ciuic.doctor.record import Answer as AnswerMessage
-from ciuic.doctor.record import Beat, Bye, Frames, FromRank, Hello, Question, Schedule, to_frame, to_rank
 from ciuic.errors import FrameError
 
 BEAT_S = 0.5
@@ -99,8 +112,6 @@ class Courier:
         hello = Hello(token=self._token, rank=self._rank, world=self._world, host=socket.gethostname(), pid=os.getpid())
         self._put(link, hello)
         self.connected = True
-        import select
-
         beat_at = 0.0
         while True:
             ready, _, _ = select.select([link, self._wake_r], [], [], self._patience_s(beat_at))
@@ -135,8 +146,18 @@ class Courier:
                 self._put(link, message)
 
     def _put(self, link: socket.socket, message: FromRank) -> None:
-        frame = to_frame(message)
-        link.sendall(frame)
+        try:
+            frame = to_frame(message)
+        except FrameError as error:  # the others must get out all the same
+            self.dropped += 1
+            kind = type(message).__name__.lower()
+            facts = {"part": "courier", "event": kind, "error": f"{error.message}: {error.cause}"[:300]}
+            frame = to_frame(Notice(rank=self._rank, step=0, kind=PROBE_FAILED, facts=facts))
+        try:
+            link.sendall(frame)
+        except OSError:
+            self.dropped += not isinstance(message, Beat | Hello)
+            raise
         self.sent_bytes += len(frame)
 
     def _hear(self, link: socket.socket) -> None:
@@ -155,7 +176,7 @@ class Courier:
         probe = self._probe
         facts = probe.gather("tick")
         if self.dropped:
-            facts["dropped"] = self.dropped
+            facts[DROPPED] = self.dropped
         return Beat(
             rank=self._rank,
             step=probe.step,
@@ -164,6 +185,3 @@ class Courier:
             phase_s=time.monotonic() - probe.phase_since_s,
             facts=facts,
         )
-
-
-Sender = Callable[[FromRank], None]

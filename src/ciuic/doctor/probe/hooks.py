@@ -1,5 +1,6 @@
 """Turns what a program does with torch into the probe's events. Results are never touched."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -247,10 +248,11 @@ def _clipping(probe: Probe, patches: Patches) -> None:
 
 def _states(probe: Probe, patches: Patches) -> None:
     def load(original: Original) -> Original:
-        def load_state_dict(target: Any, state: Any, *arguments: Any, **keywords: Any) -> Any:
+        def load_state_dict(target: Any, *arguments: Any, **keywords: Any) -> Any:
+            state = _first(arguments, keywords, "state_dict")
             before = probe.enter("load")
             probe.emit("loading", target, state)
-            result = original(target, state, *arguments, **keywords)
+            result = original(target, *arguments, **keywords)
             probe.emit("loaded", target, state, result)
             probe.enter(before)
             return result
@@ -262,11 +264,12 @@ def _states(probe: Probe, patches: Patches) -> None:
         patches.around(owner, "load_state_dict", load)
 
     def save(original: Original) -> Original:
-        def save(what: Any, *arguments: Any, **keywords: Any) -> Any:
+        def save(*arguments: Any, **keywords: Any) -> Any:
+            what = _first(arguments, keywords, "obj")
             before, began_s = probe.enter("save"), time.perf_counter()
-            result = original(what, *arguments, **keywords)
+            result = original(*arguments, **keywords)
             probe.emit("saved", what, time.perf_counter() - began_s)
-            probe.emit("saved_to", what, keywords.get("f", arguments[0] if arguments else None))
+            probe.emit("saved_to", what, _first(arguments[1:], keywords, "f"))
             probe.enter(before)
             return result
 
@@ -279,7 +282,7 @@ def _states(probe: Probe, patches: Patches) -> None:
             before = probe.enter("load")
             try:
                 what = original(*arguments, **keywords)
-                probe.emit("read", keywords.get("f", arguments[0] if arguments else None), what)
+                probe.emit("read", _first(arguments, keywords, "f"), what)
             finally:
                 probe.enter(before)
             return what
@@ -294,7 +297,8 @@ def _data(probe: Probe, patches: Patches) -> None:
         def __iter__(loader: Any) -> Any:  # noqa: N807 - it stands for that method
             probe.emit("loader_begins", loader)
             found = original(loader)
-            found._ciuic_loader, found._ciuic_batches = loader, 0
+            with contextlib.suppress(AttributeError):  # a generator of the program's own has no room
+                found._ciuic_loader, found._ciuic_batches = loader, 0
             return found
 
         return __iter__
@@ -317,9 +321,9 @@ def _data(probe: Probe, patches: Patches) -> None:
         return __next__
 
     def epoch(original: Original) -> Original:
-        def set_epoch(sampler: Any, number: int) -> None:
-            original(sampler, number)
-            probe.emit("epoch_set", sampler, number)
+        def set_epoch(sampler: Any, *arguments: Any, **keywords: Any) -> None:
+            original(sampler, *arguments, **keywords)
+            probe.emit("epoch_set", sampler, _first(arguments, keywords, "epoch"))
 
         return set_epoch
 
@@ -360,6 +364,11 @@ def _joins(probe: Probe, patches: Patches) -> None:
         return _get_num_nonjoined_procs
 
     patches.around(Join, "_get_num_nonjoined_procs", make)
+
+
+def _first(arguments: tuple[Any, ...], keywords: dict[str, Any], name: str) -> Any:
+    """An argument that torch's callers may give by place or by the name that torch has for it."""
+    return arguments[0] if arguments else keywords.get(name)
 
 
 def initialised() -> bool:

@@ -15,6 +15,8 @@ from ciuic.doctor.preflight.interfaces import interface_problems
 from ciuic.doctor.probe.part import Part
 
 LAYOUTS_MAX = 8
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd")
+"""Of NVIDIA and of AMD."""
 LIBRARIES = ("transformers", "accelerate", "lightning", "peft", "deepspeed")
 
 
@@ -24,7 +26,7 @@ class Launched(Part):
     def __init__(self, probe: Any) -> None:
         super().__init__(probe)
         self._layouts = 0
-        gloo, nccl = interface_problems(os.environ, gpus=torch.cuda.is_available())
+        gloo, nccl = interface_problems(os.environ, gpus=has_gpus())
         probe.note(HOST, versions=_versions(), gloo=gloo, nccl=nccl)
 
     def wrapping(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -36,6 +38,12 @@ class Launched(Part):
         self.probe.note(LAYOUT, number=self._layouts, ranks=ranks, **layout_of(module))
         self._layouts += 1
         self.probe.courier.flush(0.2)  # what comes next may end the process
+
+
+def has_gpus() -> bool:
+    """Whether there are any for NCCL. CUDA is not asked: that would fix which ones this process may see, and a program
+    may choose its own after `import torch`."""
+    return torch.backends.cuda.is_built() and any(os.path.exists(path) for path in DRIVERS)
 
 
 def layout_of(module: nn.Module) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ciuic.doctor.facts_training import CLIP, EARLY_CLIP, HALF, LOSS_NOT_FINITE, SCALER, SKIPPED
+from ciuic.doctor.facts_training import CLIP, EARLY_CLIP, HALF, LOSS_NOT_FINITE, SCALED_STEP, SCALER, SKIPPED
 from ciuic.doctor.probe.closer import Closer, first_not_finite
 from ciuic.doctor.probe.lossscale import as_number
 from ciuic.doctor.probe.part import Model, Part, Step
 from ciuic.doctor.probe.probe import Probe
+from ciuic.doctor.probe.scaledsteps import ScaledSteps
 from ciuic.doctor.probe.witness import UNKNOWN
 
 FAR = 200.0
@@ -30,6 +31,7 @@ class Precision(Part):
         super().__init__(probe)
         self.close = True
         self._closer = Closer(probe)
+        self._scaled = ScaledSteps(probe)
         self._clips: list[Any] = [0, 0.0, 0.0, 0]
         self._early: list[float] = [0, 0.0]
         self._open_scaler: Any = None
@@ -53,12 +55,14 @@ class Precision(Part):
 
     def scaled(self, scaler: Any, loss: Any) -> None:
         self._has_scaler = True
+        self._scaled.scaled(scaler)
         self._loss = loss if type(loss) is Tensor else None
         if self._open_scaler is None:
             self._open_scaler = scaler
             self._unscaled.clear()
 
     def backward_begin(self, roots: tuple[Tensor, ...]) -> None:
+        self._scaled.begins()
         root = self._loss if self._loss is not None else roots[0] if len(roots) == 1 else None
         self._loss = None
         if root is None or type(root) is not Tensor or root.numel() != 1:
@@ -72,6 +76,9 @@ class Precision(Part):
         if self._notices < NOTICES_MAX:
             self._notices += 1
             self.probe.note(LOSS_NOT_FINITE, value=str(value), **self._where())
+
+    def backward_end(self, roots: tuple[Tensor, ...]) -> None:
+        self._scaled.ends()
 
     def _where(self) -> dict[str, str]:
         """Where a loss that is not finite came from, as far as that can be seen from here."""
@@ -100,7 +107,9 @@ class Precision(Part):
             self._clips[3] = self._clips[3] + 1 if far else 0
 
     def unscaled(self, scaler: Any, optimizer: Optimizer) -> None:
-        self._unscaled.add(id(getattr(optimizer, "optimizer", optimizer)))
+        inner = getattr(optimizer, "optimizer", optimizer)
+        self._unscaled.add(id(inner))
+        self._scaled.unscaled(inner)
 
     def scale_updated(self, scaler: Any, before: float) -> None:
         self._open_scaler = None
@@ -115,6 +124,10 @@ class Precision(Part):
     # ---- steps -----------------------------------------------------------------------------------------------------
 
     def before_step(self, step: Step) -> None:
+        if self._has_scaler:
+            found = self._scaled.used(step)
+            if found is not None:
+                step.facts[SCALED_STEP] = found
         if step.due and self._is_half and not self._has_scaler and not step.closure:
             found = _lost_in_half(step.optimizer)
             if found is not None:

@@ -22,6 +22,7 @@ PLANNED = ("num_training_steps", "total_steps", "max_steps", "total_iters", "tra
 """Names under which a schedule keeps how many steps it was made for."""
 EPOCHS_IDLE = 3
 STEPS_STRAY = 3
+STEPS_LEFT = 8
 STEPS_HELD = 8
 """Sampled steps whose settings are kept for questions."""
 
@@ -39,6 +40,8 @@ class Known:
     between: int = 0
     in_a_row: int = 0
     early: int = 0
+    vain: int = 0
+    """Steps in a row, up to the last, between which its optimizer, which had stepped, did not step."""
     is_prepared: bool = False
     """Accelerate makes its steps."""
 
@@ -81,6 +84,7 @@ class Schedules(Part):
             known = Known(scheduler=scheduler)
             self._known.append(known)
         attempts = self._attempts.get(id(_innermost(scheduler.optimizer)), 0)
+        known.vain = known.vain + 1 if known.steps and attempts and attempts == known.attempts else 0
         if known.steps and attempts == known.attempts:
             if self._passes > known.passes:
                 known.between += 1
@@ -123,10 +127,9 @@ class Schedules(Part):
             name = type(known.scheduler).__name__
             counts = [known.between, known.in_a_row, known.early, int(known.is_prepared)]
             step.facts[SCHEDULE] = [name, known.steps, last, planned_steps(known.scheduler), *counts]
-        if step.index == 0:
-            stray = self._stray()
-            if stray is not None:
-                step.facts[STRAY] = stray
+        stray = self._left(step.optimizer) or (self._stray() if step.index == 0 else None)
+        if stray is not None:
+            step.facts[STRAY] = stray
 
     def answer(self, question: Question) -> Facts | None:
         if question.kind != HYPER:
@@ -147,6 +150,16 @@ class Schedules(Part):
                 return [name, known.steps, type(owner).__name__, "stranger"]
             turned.setdefault(id(owner.param_groups[0]), []).append(known)
         return self._idle(turned, tables) or self._twin(turned, tables)
+
+    def _left(self, successor: Optimizer) -> list[Any] | None:
+        """A scheduler still turns the rate of an optimizer whose parameters this one has taken over."""
+        if any(_innermost(known.scheduler.optimizer) is successor for known in self._known):
+            return None
+        for known in self._known:
+            owner = _innermost(known.scheduler.optimizer)
+            if known.vain >= STEPS_LEFT and _first_parameter(owner) in _parameters(successor):
+                return [type(known.scheduler).__name__, known.vain, type(owner).__name__, "left"]
+        return None
 
     def _idle(self, turned: dict[int, list[Known]], tables: set[int]) -> list[Any] | None:
         epochs = max((ended for ended, _ in self._epochs.values()), default=0)
@@ -220,6 +233,14 @@ def _innermost(optimizer: Any) -> Any:
             return optimizer
         optimizer = inner
     return optimizer
+
+
+def _parameters(optimizer: Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _first_parameter(optimizer: Optimizer) -> int:
+    return next((id(parameter) for group in optimizer.param_groups for parameter in group["params"]), 0)
 
 
 def _numbers(optimizer: Optimizer) -> dict[str, float]:

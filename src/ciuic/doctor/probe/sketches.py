@@ -53,15 +53,16 @@ def _signs(count: int) -> Tensor:
     return torch.randint(0, 2, (count,), generator=random).float() * 2 - 1
 
 
-@functools.lru_cache(maxsize=256)
-def _projection(width: int) -> Tensor:
+@functools.cache
+def _projection() -> Tensor:
+    """[SIGNS, WIDTH]; of a shorter fold the first columns count."""
     random = torch.Generator().manual_seed(SEED + 1)
-    return (torch.randint(0, 2, (SIGNS, width), generator=random).float() * 2 - 1) / SIGNS**0.5
+    return (torch.randint(0, 2, (SIGNS, WIDTH), generator=random).float() * 2 - 1) / SIGNS**0.5
 
 
 def describe(folded: Tensor) -> list[float | int | bytes]:
     """[Length, elements of the fold, SIGNS float32, 4 bytes for each of BLOCKS blocks]. See facts_model.SKETCH."""
-    values = (_projection(folded.numel()) @ folded).tolist() if folded.numel() else [0.0] * SIGNS
+    values = (_projection()[:, : folded.numel()] @ folded).tolist() if folded.numel() else [0.0] * SIGNS
     size = -(-folded.numel() // BLOCKS)
     raw = folded.numpy()
     blocks = b"".join(xxhash.xxh32(raw[at * size : (at + 1) * size].tobytes()).digest() for at in range(BLOCKS))

@@ -15,6 +15,7 @@ NOT_THE_PROGRAM = FRAMEWORKS | {
 """Packages whose lines nobody can change, and the wrappers of functions."""
 _CODES: dict[int, tuple[CodeType, bool, str, str]] = {}
 """By id: a code, whether it is the program's, the name of its file, and the framework that it belongs to."""
+CODES_MAX = 4096
 SAVING = ("save", "checkpoint")
 """Parts of the names of functions that save."""
 
@@ -50,6 +51,8 @@ def site() -> str:
         if known is None or known[0] is not code:
             package = _package(frame)
             name = code.co_filename.rsplit("/", 1)[-1]
+            if len(_CODES) >= CODES_MAX:  # a program that makes code as it goes
+                _CODES.clear()
             known = _CODES[id(code)] = code, is_program(frame), name, package if package in FRAMEWORKS else ""
         if known[1]:
             return f"{known[2]}:{frame.f_lineno} in {code.co_name}{through}"
@@ -93,7 +96,10 @@ class Processor:
         self._thread, self._last = 0, (0.0, 0.0)
 
     def share(self, thread: int) -> float | None:
-        """Of the wall time since the last call, 0 to 1; None the first time, or where the system does not tell."""
+        """Of the wall time since the last call, 0 to 1; None the first time, of a thread that has ended, or where
+        the system does not tell."""
+        if thread not in sys._current_frames():  # to ask for the clock of a thread that has ended may end the process
+            return None
         try:
             clock = time.pthread_getcpuclockid(thread)
             now = time.monotonic(), time.clock_gettime(clock)

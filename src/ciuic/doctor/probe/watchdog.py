@@ -47,13 +47,17 @@ CPU_IDLE = 0.3
 WITHOUT_GRADIENTS = "without gradients"
 
 
-def _recorder() -> Callable[[bool, bool], bytes] | None:
-    """torch's Flight Recorder, where this torch has it: a private function."""
+RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+"""torch's two Flight Recorders: of gloo, and of NCCL, which does not write into the other one."""
+
+
+def _recorders() -> list[Callable[[bool, bool], bytes]]:
+    """Those that this torch has: private functions."""
     try:
         module = importlib.import_module("torch._C._distributed_c10d")
     except ImportError:
-        return None
-    return getattr(module, "_dump_fr_trace_json", None)
+        return []
+    return [getattr(module, name) for name in RECORDERS if hasattr(module, name)]
 
 
 class Watchdog(Part):
@@ -71,7 +75,7 @@ class Watchdog(Part):
         """Of the groups of wrappers: torch needs long to tell them."""
         self._processor = stack.Processor()
         self._late = dist.is_available() and dist.is_initialized()
-        self._recorder = _recorder()
+        self._recorders = _recorders()
 
     # ---- the order of calls ----------------------------------------------------------------------------------------
 
@@ -195,20 +199,21 @@ class Watchdog(Part):
         idle = share is None or share < CPU_IDLE
         if phase == "backward":
             return (idle and stack.in_torch(frames)) or bool(pending)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # the host waits for the device, which waits
+        if torch.cuda.is_initialized():  # the host waits for the device, which waits
             return bool(pending)
         return bool(pending) and idle and stack.in_torch(frames)
 
     def _pending(self) -> Facts:
-        if self._recorder is None:
-            return {}
-        status = json.loads(self._recorder(False, False)).get("pg_status", {})
         found = {}
-        for name, each in list(status.items())[:GROUPS_MAX]:
-            started, done = int(each["last_enqueued_collective"]), int(each["last_completed_collective"])
-            if started > done:
-                found[name] = [started, done]
+        for dump in self._dumps(calls=False):
+            for name, each in list(dump.get("pg_status", {}).items())[:GROUPS_MAX]:
+                started, done = int(each["last_enqueued_collective"]), int(each["last_completed_collective"])
+                if started > done:
+                    found[name] = [started, done]
         return found
+
+    def _dumps(self, *, calls: bool) -> list[dict[str, Any]]:
+        return [json.loads(recorder(calls, False)) for recorder in self._recorders]
 
     def answer(self, question: Question) -> Facts | None:
         if question.kind != HISTORY:
@@ -222,9 +227,7 @@ class Watchdog(Part):
         return {"calls": calls, "recorder": self._recorded(group)}
 
     def _recorded(self, group: str) -> list[list[Any]]:
-        if self._recorder is None:
-            return []
-        entries = json.loads(self._recorder(True, False)).get("entries", [])
+        entries = [entry for dump in self._dumps(calls=True) for entry in dump.get("entries", [])]
         name = group.partition("#")[0]
         own = [entry for entry in entries if entry["process_group"][0] == name and not entry.get("is_p2p")]
         return [

@@ -11,6 +11,7 @@ from ciuic.doctor.facts_training import (
     HALF,
     LOSS_NOT_FINITE,
     PASSES,
+    SCALED_STEP,
     SCALER,
     SKIPPED,
     TAKEN,
@@ -31,6 +32,8 @@ SCALE_LOW, SCALE_GONE = 1024.0, 4.0
 SHARE_SKIPPED, ATTEMPTS_SHARE = 0.3, 15
 """So many of so many attempts skipped is not a scale that finds its place."""
 HALF_ZERO, HALF_SMALL, ROUNDS_HALF = 0.2, 0.5, 3
+STEPS_SCALED = 2
+"""So many steps with scaled gradients are no accident."""
 WAIT_S = 1.0
 """A rank may hear of its own bad number a little later than one that got it by the reduction."""
 
@@ -56,6 +59,7 @@ class Numbers(Rule):
     def round(self, case: Case, round: Round) -> Iterable[Finding]:
         self._is_scaled = self._is_scaled or bool(round.values(SCALER))
         yield from self._early_clip(round)
+        yield from _scaled_step(round)
         yield from self._far_clip(round)
         yield from self._share_skipped(case, round)
         yield from self._underflow(round)
@@ -303,6 +307,21 @@ class Numbers(Rule):
                 confidence=0.8,
                 severity=Severity.WARNING,
             )
+
+
+def _scaled_step(round_: Round) -> Iterable[Finding]:
+    found = {rank: fact for rank, fact in round_.values(SCALED_STEP).items() if fact[0] >= STEPS_SCALED}
+    if found:
+        times, scale = next(iter(found.values()))
+        yield Finding(
+            code="CIUIC-F8",
+            cause=f"optimizer {round_.optimizer} steps by itself with gradients that are still multiplied by the loss "
+            f"scale {scale:.0f}: nobody unscales them, and a step that is not finite is not left out",
+            step=1,
+            ranks=() if set(found) == set(round_.records) else tuple(found),
+            evidence={"optimizer": round_.optimizer, "loss_scale": scale, "steps": times},
+            confidence=0.95,
+        )
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -212,6 +212,12 @@ def _stray(round_: Round, stray: Sequence[Any]) -> Finding:
     elif what == "twin":
         cause = f"two schedulers ({name}) turn the learning rate of one {owner}, and another optimizer has none"
         fix, sure = "give each scheduler its own optimizer", 0.8
+    elif what == "left":
+        cause = (
+            f"{name} has made {number} steps in a row on a {owner} that steps no more: optimizer {round_.optimizer} "
+            "has taken its parameters over, and its learning rate stays as it is"
+        )
+        fix, sure = "make the scheduler anew from the optimizer that steps now", 0.9
     else:
         cause = f"{name} has made {number} steps on a {owner} that never steps: the learning rate in use stays as it is"
         fix, sure = "make the scheduler from the optimizer that steps, after it was built for the last time", 0.95
