@@ -3,6 +3,8 @@
 All ranks must look at the same steps, so the collector decides k and says from which later step on it holds.
 """
 
+import math
+
 from ciuic.doctor.record import Record, Schedule
 
 FIRST_STEPS = 4
@@ -42,13 +44,16 @@ class Pace:
     def __init__(self, *, every: int = 10, adapt: bool = True) -> None:
         self.schedule = Schedule(start=0, every=max(1, every))
         self._least, self._adapt = max(1, every), adapt
+        self._step_s = math.inf
+        """Of the fastest steps so far: a machine that is busy now will not be so for ever."""
 
     def seen(self, record: Record) -> Schedule | None:
         """A new schedule when the samples of this rank cost more than they may."""
         cost_s, step_s = record.facts.get(COST, 0.0), record.facts.get(STEP_TIME, 0.0)
         if not self._adapt or record.step < DENSE_STEPS or not step_s > 0 or not cost_s > 0:
             return None
-        wanted = min(EVERY_MAX, max(self._least, -(-int(1e6 * cost_s) // max(1, int(1e6 * step_s * BUDGET)))))
+        self._step_s = min(self._step_s, step_s)
+        wanted = min(EVERY_MAX, max(self._least, math.ceil(cost_s / (self._step_s * BUDGET))))
         if wanted <= 1.5 * self.schedule.every or record.step < self.schedule.start:
             return None
         # far enough ahead for the slowest rank to have heard of it

@@ -32,6 +32,14 @@ def test_dear_samples_are_taken_less_often_until_they_fit_the_budget():
     assert schedule.start > 30
 
 
+def test_a_slow_spell_does_not_make_samples_more_frequent():
+    pace = Pace(every=10)
+    first = pace.seen(_record(20, cost_s=0.02, step_s=0.2))
+    assert first is not None
+    assert pace.seen(_record(first.start + 10, cost_s=0.02, step_s=0.9)) is None
+    assert pace.seen(_record(first.start + 60, cost_s=0.04, step_s=0.9)) is not None
+
+
 def test_the_first_steps_are_never_thinned_out():
     pace = Pace(every=10)
     assert pace.seen(_record(DENSE_STEPS - 1, cost_s=9.0, step_s=0.001)) is None
