@@ -4,6 +4,37 @@ from zoo.fault import Fault
 
 FAULTS = (
     Fault(
+        id="group_of_one",
+        title="each wrapper's process group holds its own rank only",
+        letter="A",
+        codes=("CIUIC-A5",),
+    ),
+    Fault(
+        id="broadcast_gradients",
+        title="gradients are broadcast from rank 0 in place of being averaged",
+        letter="A",
+        codes=("CIUIC-A8",),
+        rank=1,
+    ),
+    Fault(
+        id="reduced_after_step",
+        title="gradients are reduced after the optimizer's step",
+        letter="A",
+        codes=("CIUIC-A5",),
+    ),
+    Fault(
+        id="frozen_moves",
+        title="a layer is frozen in the middle of the run, its gradient stays there as zeros",
+        letter="B",
+        codes=("CIUIC-B5",),
+    ),
+    Fault(
+        id="clears_each_piece",
+        title="gradients are cleared before each micro-batch",
+        letter="C",
+        codes=("CIUIC-C6",),
+    ),
+    Fault(
         id="module_forward",
         title="forward goes through the wrapped module, past DDP",
         letter="A",

@@ -147,6 +147,25 @@ FAULTS = (
         codes=("CIUIC-E4",),
     ),
     Fault(
+        id="hook_sums",
+        title="a communication hook of DDP sums and does not divide",
+        letter="E",
+        codes=("CIUIC-E4",),
+    ),
+    Fault(
+        id="labels_ignored",
+        title="all labels of rank 1 are masked: its loss is 0",
+        letter="E",
+        codes=("CIUIC-E6", "CIUIC-E5"),
+        rank=1,
+    ),
+    Fault(
+        id="clip_before_reduction",
+        title="each rank clips its own gradient, then they are averaged",
+        letter="F",
+        codes=("CIUIC-F2",),
+    ),
+    Fault(
         id="loss_weighed",
         title="rank 1 multiplies its loss by 0.1",
         letter="E",
@@ -159,6 +178,12 @@ FAULTS = (
         letter="E",
         codes=("CIUIC-E5",),
         rank=1,
+    ),
+    Fault(
+        id="steps_beside_scaler",
+        title="a second optimizer steps by itself with gradients that the scaler has scaled",
+        letter="F",
+        codes=("CIUIC-F8",),
     ),
     Fault(
         id="clip_before_unscale",

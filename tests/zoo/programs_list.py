@@ -18,7 +18,7 @@ PROGRAMS = (
             sharded_twice shuffle_on_one_rank loader_worker_dies uneven_batches exit_early save_with_barrier
             skips_bad_batch other_order local_decision shape_mismatch stuck_outside rank_stopped
             rank_killed exception interface clock other_model slow_backward slow_forward slow_data slow_link slow_save
-            left_in_eval settings_differ loss_weighed loss_muted stream_not_split
+            left_in_eval settings_differ loss_weighed loss_muted stream_not_split group_of_one hook_sums
         """),
         variants=_words("""
             plain frozen frozen_filtered unused_allowed spare_layer static_graph bucket_view small_buckets one_bit sgd
@@ -84,7 +84,8 @@ PROGRAMS = (
             partial_reduction no_reduction reduced_too_early sum_not_mean none_on_one_rank other_seed moments_differ
             average_differs step_twice overwritten decay_differs rate_differs clip_on_one_rank local_skip no_zero_grad
             loss_not_divided nan_on_one_rank same_data no_set_epoch rank_killed rank_stopped stuck_outside exit_early
-            slow_backward slow_data wrong_divisor
+            slow_backward slow_data wrong_divisor broadcast_gradients reduced_after_step labels_ignored
+            clears_each_piece frozen_moves clip_before_reduction
         """),
         variants=_words("plain flat asynchronous broadcast sgd rmsprop global_skip"),
         modules={
@@ -92,6 +93,7 @@ PROGRAMS = (
             "none_on_one_rank": "style",
             "overwritten": "norm.weight",
             "average_differs": "center",
+            "frozen_moves": "tokens",
         },
     ),
     Program(
@@ -128,7 +130,7 @@ PROGRAMS = (
         name="amp",
         title="mixed precision: fp16 with a GradScaler, bfloat16, master weights",
         faults=_words("""
-            clip_before_unscale inf_on_one_rank underflow update_rounds_away module_forward
+            clip_before_unscale steps_beside_scaler inf_on_one_rank underflow update_rounds_away module_forward
             double_reduction rate_differs rank_killed stuck_outside
         """),
         variants=_words("plain bf16 no_clip grows starts_too_high pure_bf16 master_weights"),

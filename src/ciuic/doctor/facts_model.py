@@ -10,6 +10,15 @@ EXCHANGE = "exchange"
 """Of the program's own collectives: [1 when gradients were exchanged in this step, 1 when a backward pass came after
 that,
 exchanges of parameters so far, 1 when one came since the last step]."""
+AFTER_STEP = "after_step"
+"""[Elements of gradients that the program exchanged after the step before this one, where]."""
+ALONE = "alone"
+"""Of a wrapper whose group holds this rank only: collectives of several ranks so far, of any size but metrics'."""
+THROWN = "thrown"
+"""[Backward passes since the last step whose gradients were cleared before anybody used them, made by the same lines as
+the pass that the step uses; where they were cleared]."""
+FROZEN = "frozen"
+"""Parameters that need no gradient, and were moved by this step all the same; names by notice."""
 OWNED = "owned"
 """[Trainable parameters of the optimizer, of those without a gradient, of those whose gradient is zero, trainable
 parameters with a gradient that no optimizer owns, parameters of the optimizer that no model has and that get none,

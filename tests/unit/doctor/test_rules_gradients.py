@@ -34,6 +34,30 @@ def test_layers_that_are_skipped_in_turn_are_no_finding():
     assert ranks.end() == []
 
 
+def test_passes_that_are_thrown_away_in_each_step_are_c6():
+    ranks = Ranks(rule=Gradients())
+    for step in (1, 2, 3, 4, 10):
+        ranks.step(step, thrown=[3, "train.py:9 in main"])
+    assert ranks.end() == ["C6"]
+    assert "3 of 4 backward passes" in ranks.findings[0].cause
+
+
+def test_another_number_of_thrown_passes_each_time_is_no_finding():
+    ranks = Ranks(rule=Gradients())
+    for step in (1, 2, 3, 4, 10):
+        ranks.step(step, thrown=[step, "train.py:9 in main"])
+    assert ranks.end() == []
+
+
+def test_a_frozen_parameter_that_moves_is_b5_once():
+    ranks = Ranks(rule=Ownership())
+    tell_all(ranks, "frozen", ["stem.weight"])
+    for step in (20, 30):
+        ranks.step(step, frozen=1)
+    assert ranks.end() == ["B5"]
+    assert ranks.findings[0].modules == ("stem.weight",)
+
+
 def test_a_layer_that_is_never_called_is_a_note():
     ranks = Ranks(rule=Gradients())
     tell_all(ranks, "idle_names", ["aux.weight"])

@@ -24,6 +24,18 @@ def test_a_rank_whose_loss_stays_high_is_named():
     assert "2.2 where they have 0.4" in found.cause
 
 
+def test_a_loss_that_is_exactly_zero_on_one_rank_is_named():
+    assert not _run(*[(1.5, 0.0)] * 3).found
+    (found,) = _run(*[(1.5, 0.0)] * 9).found
+    assert (found.code, found.ranks, found.severity) == ("CIUIC-E6", (1,), None)
+    assert "exactly 0" in found.cause
+
+
+@pytest.mark.parametrize("rows", [[(0.0, 0.0)] * 9, [(1.5, 0.0), (1.5, 0.2)] * 5])
+def test_losses_that_are_zero_everywhere_or_now_and_then_are_no_finding(rows: list[tuple[float, ...]]):
+    assert not _run(*rows).found
+
+
 def test_of_three_ranks_also_one_that_is_too_low():
     (found,) = _run(*[(1.0, 0.2, 1.1)] * 8).found
     assert found.ranks == (1,)

@@ -82,6 +82,19 @@ def test_norms_of_each_rank_are_found_even_when_clipped_by_hand(kind: str):
     assert [(finding.code, finding.ranks) for finding in found] == [("CIUIC-F2", ())]
 
 
+@pytest.mark.parametrize(("second", "codes"), [(0.2, {"CIUIC-F2"}), (0.5, set())])
+def test_clipping_before_a_reduction_by_hand_is_found_when_it_scales_ranks_apart(second: float, codes: set[str]):
+    own = {0: (1.0, -2.0, 0.5, 3.0), 1: (0.2, 1.0, -4.0, 1.5)}
+    factors = {0: 0.5, 1: second}
+    mean = [sum(factors[rank] * own[rank][at] for rank in own) / 2 for at in range(PROJECTIONS)]
+    after = struct.pack(f"<{PROJECTIONS}f", *mean)
+    room = Room(Numbers())
+    for step in STEPS:
+        before = {rank: struct.pack(f"<{PROJECTIONS}f", *own[rank]) for rank in own}
+        room.step(step, {rank: {WITNESS: [3, before[rank], after, factors[rank], "plain"]} for rank in own})
+    assert _codes(room) == codes
+
+
 def test_one_norm_for_all_is_no_finding():
     room = Room(Numbers())
     for step in STEPS:

@@ -186,6 +186,24 @@ def test_a_reduction_that_leaves_a_layer_out_is_a5():
     assert ranks.findings[0].modules == ("b",)
 
 
+def test_gradients_that_are_reduced_after_the_step_are_a5_with_the_place():
+    ranks = apart(make("plain"))
+    ranks.step(1)
+    ranks.step(2, after_step=[640, "train.py:7 in main"])
+    assert ranks.end() == ["A5"]
+    assert "train.py:7 in main after the optimizer's step" in ranks.findings[0].cause
+
+
+def test_what_replaced_a_layer_after_the_wrap_is_a3_though_all_gradients_differ():
+    ranks = apart(make(), w=(A, B), b=(A, B))
+    for rank in (0, 1):
+        ranks.tell(rank, "unregistered", ["w"], how=["added"])
+    for step in (1, 2):
+        ranks.step(step, flow=[1, 1, 1, 1, 1, 0])
+    assert ranks.end() == ["A3"]
+    assert ranks.findings[0].modules == ("w",)
+
+
 def test_an_average_that_leaves_a_layer_out_is_a5():
     ranks = make("plain")
     for step in (1, 2, 5):

@@ -6,7 +6,8 @@ from doctor_rounds import Room
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.doctor.facts_training import FORM, PROJECTIONS, REDUCED, WEIGHTS_REDUCED, WITNESS
+from ciuic.doctor.facts_model import MODE
+from ciuic.doctor.facts_training import FORM, LOSS, PROJECTIONS, REDUCED, WEIGHTS_REDUCED, WITNESS
 from ciuic.doctor.finding import Severity
 from ciuic.doctor.rules.gains import multiple
 from ciuic.doctor.rules.scale import Scale
@@ -126,6 +127,41 @@ def test_right_and_unknown_divisions_are_no_finding(form: list[Any]):
 
 def test_a_division_on_one_process_alone_is_judged_too():
     assert _codes(_run({0: {WITNESS: _ddp(1.0), FORM: _form(2, 1.0, divided=0)}}, world=1)) == {"CIUIC-E1"}
+
+
+def test_a_sum_by_a_communication_hook_is_named_as_its():
+    room = _run({rank: {WITNESS: _by_hand(rank, 2.0), FORM: _form(), MODE: "ddp"} for rank in range(2)})
+    assert _codes(room) == {"CIUIC-E4"}
+    assert "communication hook" in room.found[0].cause
+
+
+def _alone(rank: int, counted: tuple[int, ...], world: int) -> list[Any]:
+    """WITNESS where only the gradients of some ranks were summed."""
+    own = [tuple((3 * at + 7 * each) % 11 - 5.0 for at in range(PROJECTIONS)) for each in range(world)]
+    after = [sum(own[each][at] for each in counted) / world for at in range(PROJECTIONS)]
+    return [3, _pack(own[rank]), _pack(after), 1.0, "plain"]
+
+
+@pytest.mark.parametrize(
+    ("counted", "world", "lost"),
+    [((0,), 2, (1,)), ((2,), 3, (0, 1)), ((0, 2), 3, (1,)), ((0, 1, 3), 4, (2,)), ((0, 1), 2, ()), ((0, 1, 2), 3, ())],
+)
+def test_ranks_whose_gradients_do_not_count_are_named(counted: tuple[int, ...], world: int, lost: tuple[int, ...]):
+    room = _run({rank: {WITNESS: _alone(rank, counted, world)} for rank in range(world)}, world=world)
+    assert [(f.code, f.ranks) for f in room.found if f.code == "CIUIC-A8"][:1] == ([("CIUIC-A8", lost)] if lost else [])
+
+
+@given(st.lists(st.floats(0.05, 1.0), min_size=2, max_size=4, unique=True))
+def test_weights_of_the_ranks_that_are_not_zero_are_no_lost_rank(weights: list[float]):
+    world = len(weights)
+    own = [tuple((3 * at + 7 * each) % 11 - 5.0 for at in range(PROJECTIONS)) for each in range(world)]
+    after = [sum(w * own[each][at] for each, w in enumerate(weights)) for at in range(PROJECTIONS)]
+    room = _run({r: {WITNESS: [3, _pack(own[r]), _pack(after), 1.0, "plain"]} for r in range(world)}, world=world)
+    assert "CIUIC-A8" not in _codes(room)
+
+
+def test_a_rank_without_any_label_is_no_question_of_weights():
+    assert not _run({0: {FORM: _form(labels=60), LOSS: 1.0}, 1: {FORM: _form(labels=4), LOSS: 0.0}}).found
 
 
 def test_few_labels_on_one_rank_are_found_and_the_rank_is_named():

@@ -112,6 +112,11 @@ def main(zoo: Zoo) -> None:
     )
     lr = 4e-3 if zoo.fault == "rate_differs" and zoo.rank == 1 else 2e-3
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    second: torch.optim.Optimizer | None = None
+    if zoo.fault == "steps_beside_scaler":
+        body = [p for name, p in model.named_parameters() if not name.startswith("head")]
+        optimizer = torch.optim.AdamW(body, lr=lr)
+        second = torch.optim.AdamW(model.head.parameters(), lr=lr)
     forward: nn.Module = model if zoo.fault == "module_forward" else ddp
     for step, x, y in batches(zoo):
         optimizer.zero_grad()
@@ -126,5 +131,8 @@ def main(zoo: Zoo) -> None:
         if zoo.fault == "double_reduction":
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
+        if second is not None:
+            second.step()
+            second.zero_grad()
         scaled_step(zoo, model, optimizer, scaler)
         zoo.log(loss)

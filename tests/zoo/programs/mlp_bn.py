@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, Subset
 
 from zoo.data import Rows
-from zoo.programs.mlp_parts import Breaking, Stream, corrupting_hook, save, slow_hook
+from zoo.programs.mlp_parts import Breaking, Stream, corrupting_hook, save, slow_hook, summing_hook
 from zoo.world import Zoo
 
 BATCH = 8
@@ -68,6 +68,9 @@ def wrap(zoo: Zoo, model: Net) -> DistributedDataParallel:
         options["broadcast_buffers"] = False
     if zoo.fault == "no_initial_sync":
         options["init_sync"] = False
+    if zoo.fault == "group_of_one":
+        groups = [dist.new_group([rank]) for rank in range(zoo.world)]
+        options["process_group"] = groups[zoo.rank]
     ddp = DistributedDataParallel(model, **options)
     if zoo.fault == "unfreeze_after_wrap":
         model.body[0].requires_grad_(True)
@@ -79,6 +82,8 @@ def wrap(zoo: Zoo, model: Net) -> DistributedDataParallel:
         model.load_state_dict(Net().state_dict())
     elif zoo.fault == "corrupt_all_reduce":
         ddp.register_comm_hook(zoo.rank, corrupting_hook)
+    elif zoo.fault == "hook_sums":
+        ddp.register_comm_hook(None, summing_hook)
     elif zoo.fault == "slow_link":
         ddp.register_comm_hook(None, slow_hook)
     elif zoo.fault == "slow_forward" and zoo.rank == 1:

@@ -78,3 +78,8 @@ def save(zoo: Zoo, model: nn.Module, *, on_all_ranks: bool, slow_s: float = 0.0)
         torch.save({"model": model.state_dict()}, zoo.checkpoint)
     if on_all_ranks:
         dist.barrier()
+
+
+def summing_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """The sum over the ranks, where DDP expects their mean."""
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])

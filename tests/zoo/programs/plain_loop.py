@@ -92,18 +92,40 @@ def reduce_gradients(zoo: Zoo, model: nn.Module) -> None:
             parameter.grad.div_(zoo.world)
 
 
+def share_gradients(zoo: Zoo, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Make gradients equal, where this is the place for it."""
+    if zoo.fault == "broadcast_gradients":
+        for parameter in model.parameters():
+            dist.broadcast(parameter.grad, src=0)
+    elif zoo.fault == "reduced_after_step":
+        optimizer.step()
+        reduce_gradients(zoo, model)
+    elif zoo.fault != "reduced_too_early":
+        reduce_gradients(zoo, model)
+
+
+def loss_of(zoo: Zoo, logits: Tensor, labels: Tensor) -> Tensor:
+    if zoo.fault == "labels_ignored":
+        counts = torch.full(labels.shape, float(zoo.rank != 1)).reshape(-1)
+        each = cross_entropy(logits.reshape(-1, VOCABULARY), labels.reshape(-1), reduction="none")
+        return (each * counts).sum() / counts.sum().clamp(min=1)
+    return cross_entropy(logits.reshape(-1, VOCABULARY), labels.reshape(-1))
+
+
 def backward(zoo: Zoo, model: nn.Module, pieces: list[tuple[Tensor, Tensor]], step: int) -> Tensor:
     """Forward and backward over the micro-batches, gradients of this rank only; the mean loss."""
     total = torch.zeros(())
     for number, (ids, labels) in enumerate(pieces):
         styled = not (zoo.fault == "none_on_one_rank" and zoo.rank == 1)
         logits = model(ids, styled=styled)
-        loss = cross_entropy(logits.reshape(-1, VOCABULARY), labels.reshape(-1))
+        loss = loss_of(zoo, logits, labels)
         if zoo.fault == "nan_on_one_rank" and zoo.rank == 1 and step == 5:
             loss = loss * float("nan")
         if zoo.fault == "slow_backward" and zoo.rank == 1:
             logits.register_hook(lambda _: time.sleep(0.02))
         scale = 1 if zoo.fault == "loss_not_divided" else len(pieces)
+        if zoo.fault == "clears_each_piece":
+            model.zero_grad()
         (loss / scale).backward()
         total += loss.detach() / len(pieces)
         if zoo.fault == "reduced_too_early" and number == 0:
@@ -168,15 +190,18 @@ def main(zoo: Zoo) -> None:
             optimizer.state[parameter] = state
     average = Average(model)
     for step, pieces in enumerate(batches(zoo)):
+        if zoo.fault == "frozen_moves" and step == 4:
+            model.tokens.requires_grad_(False)
         if zoo.fault != "no_zero_grad":
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=zoo.fault != "frozen_moves")
         loss = backward(zoo, model, pieces, step)
-        if zoo.fault != "reduced_too_early":
-            reduce_gradients(zoo, model)
+        if zoo.fault == "clip_before_reduction":
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        share_gradients(zoo, model, optimizer)
         norm = torch.zeros(())
         if not (zoo.fault == "clip_on_one_rank" and zoo.rank == 1):
             norm = nn.utils.clip_grad_norm_(model.parameters(), 0.05 if zoo.fault == "clip_on_one_rank" else 1.0)
-        if not is_left_out(zoo, loss, norm, step):
+        if not is_left_out(zoo, loss, norm, step) and zoo.fault != "reduced_after_step":
             optimizer.step()
         if zoo.fault == "step_twice" and zoo.rank == 1:
             optimizer.step()

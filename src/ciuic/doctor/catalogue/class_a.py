@@ -186,7 +186,8 @@ _A5 = Code(
     detection=(
         "What the program exchanges between the backward pass and the step, or after the step, says what it "
         "means. Some gradients equal and others not, equal in some steps only, reduced before the last "
-        "backward pass, or nothing exchanged at all although the ranks began equal. Models that began "
+        "backward pass, reduced after the step, or nothing exchanged at all although the ranks began equal "
+        "(a process group of one rank is nothing, too). Models that began "
         "different and never exchange anything are independent runs; local SGD is compared right after an "
         "average."
     ),
@@ -266,6 +267,31 @@ _A7 = Code(
     depth=0,
 )
 
+_A8 = Code(
+    code="CIUIC-A8",
+    title="the gradient of a rank does not count",
+    severity=Severity.CRITICAL,
+    meaning=(
+        "All ranks step with equal gradients, but these are not the mean of what the ranks have computed: what one or "
+        "several of them contributed is lost. They work for nothing, and their data are not trained on."
+    ),
+    detection=(
+        "A few projections of each rank's gradient before the reduction and of what all ranks use after it. The result "
+        "is a multiple of one rank's gradient alone, or of the sum of all ranks but one, in three samples in a row, "
+        "while the gradients of the others are there and point elsewhere. Compression that only adds noise is no "
+        "finding."
+    ),
+    fix="reduce, do not broadcast, and look at what is done to the gradients of the ranks named before",
+    fixes="```python\ndist.all_reduce(p.grad, op=dist.ReduceOp.AVG)   # not dist.broadcast(p.grad, 0)\n```",
+    example=(
+        "```python\nfor p in model.parameters():\n    dist.broadcast(p.grad, 0)\n```\n\n"
+        "torch says nothing. The doctor: `the gradients that all ranks use are those of rank 0 alone: what rank 1 "
+        "computed is lost`."
+    ),
+    explains=("CIUIC-E4", "CIUIC-E6"),
+    depth=0,
+)
+
 CODES: tuple[Code, ...] = (
     _A1,
     _A2,
@@ -274,4 +300,5 @@ CODES: tuple[Code, ...] = (
     _A5,
     _A6,
     _A7,
+    _A8,
 )

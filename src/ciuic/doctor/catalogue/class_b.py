@@ -124,9 +124,33 @@ _B4 = Code(
     depth=1,
 )
 
+_B5 = Code(
+    code="CIUIC-B5",
+    title="a frozen parameter still moves",
+    severity=Severity.WARNING,
+    meaning=(
+        "requires_grad_(False) keeps new gradients away; it does not tell the optimizer. A gradient that is still "
+        "there, or zeros in its place, lets weight decay, momentum and Adam's moments go on moving the parameter."
+    ),
+    detection=(
+        "A parameter of an optimizer that needs no gradient and has one, and whose values are others after the step "
+        "than before."
+    ),
+    fix="clear the gradient as well: p.requires_grad_(False); p.grad = None",
+    fixes="Or build the optimizer anew from what is still trained: `filter(lambda p: p.requires_grad, ...)`.",
+    example=(
+        "```python\nfor p in model.stem.parameters():\n    p.requires_grad_(False)\n"
+        "optimizer.zero_grad(set_to_none=False)\n```\n\n"
+        "torch says nothing. The doctor: `stem.weight, stem.bias need no gradient, but optimizer 0 still moves them`."
+    ),
+    explains=(),
+    depth=0,
+)
+
 CODES: tuple[Code, ...] = (
     _B1,
     _B2,
     _B3,
     _B4,
+    _B5,
 )

@@ -167,10 +167,37 @@ _C5 = Code(
     depth=0,
 )
 
+_C6 = Code(
+    code="CIUIC-C6",
+    title="gradients are cleared before they are used",
+    severity=Severity.WARNING,
+    meaning=(
+        "Several backward passes are made for each step, and zero_grad() comes between them: only the last one reaches "
+        "the optimizer. What the others have cost is lost, and the batch is smaller than it is meant to be."
+    ),
+    detection=(
+        "A backward pass wrote to an optimizer's gradients, nobody wrote to them, to the parameters or stepped "
+        "afterwards, and they were cleared; the pass that the step uses was made by the same lines of the program. The "
+        "same number of such passes in three samples in a row, on all ranks. Passes for another network, another loss "
+        "or another point (GAN, SAM, per-sample gradients) are not meant."
+    ),
+    fix="call optimizer.zero_grad() once for each step, not for each micro-batch",
+    fixes=("```python\nif (i + 1) % accumulate == 0:\n    optimizer.step()\n    optimizer.zero_grad()   # inside\n```"),
+    example=(
+        "```python\nfor i, (x, y) in enumerate(loader):\n    optimizer.zero_grad()\n"
+        "    (criterion(model(x), y) / 4).backward()\n    if (i + 1) % 4 == 0:\n        optimizer.step()\n```\n\n"
+        "torch says nothing. The doctor: `3 of 4 backward passes of each step are lost: gradients are cleared in "
+        "train.py:12 in main before the optimizer has used them`."
+    ),
+    explains=("CIUIC-E1", "CIUIC-G2"),
+    depth=0,
+)
+
 CODES: tuple[Code, ...] = (
     _C1,
     _C2,
     _C3,
     _C4,
     _C5,
+    _C6,
 )

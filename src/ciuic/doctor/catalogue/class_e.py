@@ -169,7 +169,8 @@ _E6 = Code(
     detection=(
         "The losses of the sampled steps. The same rank must be the farthest from the middle of the others in eight "
         "samples in a row, always on the same side, and by a factor of three on average; at half as much it is a note. "
-        "Losses that are not positive are not compared."
+        "Losses that are not positive are not compared; one that is exactly zero in four samples in a row, and is not "
+        "on the other ranks, is a finding of its own."
     ),
     fix="look at this rank's data: decode a batch, compare its labels with those of another rank",
     fixes=(

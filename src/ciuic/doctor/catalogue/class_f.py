@@ -45,8 +45,8 @@ _F2 = Code(
     ),
     detection=(
         "A few gradient elements from the backward pass to the step: each rank's are a plain multiple of what they "
-        "were, "
-        "and the multiples differ. Gradients that differ before are another fault (class A) and do not count here."
+        "were, and the multiples differ; or each rank clips its own before a reduction by "
+        "hand. Gradients that differ before are another fault (class A) and do not count here."
     ),
     fix="call clip_grad_norm_ on all ranks, with the norm of the whole model",
     fixes=(

@@ -10,17 +10,21 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ciuic.doctor.facts_model import EXCHANGE, FLOW, UNTOUCHED
+from ciuic.doctor.facts_model import AFTER_STEP, ALONE, EXCHANGE, FLOW, UNTOUCHED
 from ciuic.doctor.probe.compiled import has_compiled
 from ciuic.doctor.probe.named import is_distributed, mode_of, models_of, names_of, own_parameters
 from ciuic.doctor.probe.namesake import Names
 from ciuic.doctor.probe.part import Call, Model, Part, Step
+from ciuic.doctor.probe.spans import Spans
 
 EXCHANGING = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 """Calls, by the beginning of their name, that can make gradients or parameters equal."""
 SHARE = 0.05
 """Of the elements of a model: smaller exchanges are metrics."""
 ELEMENTS_MIN = 16
+SITE_MAX = 60
+SITES_MAX = 16
+"""Places of the program whose collectives after a step are looked at."""
 EXTRA_CLOSE = 4
 """So many steps after an exchange of parameters are sampled; then one after each ten exchanges."""
 
@@ -50,6 +54,11 @@ class Flow(Part):
         self._begun: dict[int, tuple[int, int]] | None = None
         self._untouched: dict[int, list[int]] = {}
         self._names = Names(probe)
+        self._calls = 0
+        """Collectives of several ranks, larger than metrics."""
+        self._after_step: list[Any] = [0, ""]
+        self._of_gradients: dict[str, bool] = {}
+        """By place of the program: whether what it exchanges after a step are gradients."""
         self._watch_no_sync()
 
     def _watch_no_sync(self) -> None:
@@ -106,10 +115,22 @@ class Flow(Part):
 
     def collective_begin(self, call: Call) -> None:
         """Of one group of several ranks; inside a backward pass it is a hook's."""
-        if len(call.ranks) > 1 and self._where in self._elements and call.name.startswith(EXCHANGING):
+        if len(call.ranks) < 2 or not call.name.startswith(EXCHANGING):
+            return
+        self._calls += any(tensor.numel() >= ELEMENTS_MIN for tensor in call.tensors)
+        if self._where == "parameters" and self._is_of_gradients(call):
+            self._after_step = [self._after_step[0] + sum(tensor.numel() for tensor in call.tensors), call.site]
+        elif self._where in self._elements:
             self._elements[self._where] += sum(tensor.numel() for tensor in call.tensors)
             if self._where == "gradients" and self._elements["gradients"] >= self._least():
                 self._is_late = False
+
+    def _is_of_gradients(self, call: Call) -> bool:
+        known = self._of_gradients.get(call.site)
+        if known is None and len(self._of_gradients) < SITES_MAX:
+            spans = Spans(self.probe.models)
+            known = self._of_gradients[call.site] = any(spans.find(tensor) is not None for tensor in call.tensors)
+        return bool(known)
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
@@ -126,6 +147,8 @@ class Flow(Part):
         count = self._since.setdefault(step.index, _Count())
         count.backwards, count.no_sync, count.exchanges = self._backwards, self._no_sync, self._exchanges
         count.passes = {model.index: list(model.passes) for model in self.probe.models}
+        if step.index == 0:
+            self._after_step = [0, ""]
         if self._where != "parameters":  # else between steps of two optimizers
             self._elements["parameters"] = 0
         self._where, self._has_stepped = "parameters", True
@@ -147,6 +170,10 @@ class Flow(Part):
         if exchanged or self._exchanges or self._is_late:
             is_fresh = int(self._exchanges > count.exchanges)
             step.facts[EXCHANGE] = [int(exchanged), int(self._is_late), self._exchanges, is_fresh]
+        if self._after_step[0] >= self._least(step.optimizer):
+            step.facts[AFTER_STEP] = [self._after_step[0], self._after_step[1][:SITE_MAX]]
+        if any(model.ranks and len(model.ranks) == 1 < self.probe.world for model in models):
+            step.facts[ALONE] = self._calls
         self._tell_untouched(step, models)
 
     def _tell_untouched(self, step: Step, models: list[Model]) -> None:

@@ -1,6 +1,7 @@
 """Turns what a program does with torch into the probe's events. Results are never touched."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -130,7 +131,22 @@ def _wrappers(probe: Probe, patches: Patches) -> None:
 
         return init
 
+    def register(original: Original) -> Original:
+        def register_comm_hook(wrapper: DistributedDataParallel, state: object, hook: Any) -> None:
+            if not callable(hook) or not hasattr(hook, "__name__"):
+                return original(wrapper, state, hook)
+
+            @functools.wraps(hook)  # DDP looks at its name and its signature
+            def seen(state: object, bucket: Any) -> Any:
+                probe.emit("bucket", bucket)
+                return hook(state, bucket)
+
+            return original(wrapper, state, seen)
+
+        return register_comm_hook
+
     patches.around(DistributedDataParallel, "__init__", wrap)
+    patches.around(DistributedDataParallel, "register_comm_hook", register)
 
 
 def _backward(probe: Probe, patches: Patches) -> None:

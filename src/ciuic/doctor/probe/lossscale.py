@@ -70,6 +70,10 @@ class LossScale(Part):
             form = read_form(root, safe_from=self.probe.packed_until)
             self._forms.setdefault(site(), []).append(form)
 
+    def bucket(self, bucket: Any) -> None:
+        for witness in self._witnesses.values() if self.close else ():
+            witness.handed(bucket)
+
     def backward_end(self, roots: tuple[Tensor, ...]) -> None:
         if not self.close:
             return

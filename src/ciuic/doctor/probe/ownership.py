@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from ciuic.doctor.facts_model import (
     CUT,
     CUT_NAMES,
+    FROZEN,
     IDLE_NAMES,
     NONE_SET,
     OWNED,
@@ -43,6 +44,8 @@ class Ownership(Part):
         self._backwards = 0
         self._used_at: dict[int, int] = {}
         self._open: list[int] = []
+        self._frozen: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        """By optimizer: parameters that need no gradient and have one, and a few elements of each before the step."""
         self._values: dict[str, Tensor] = {}
         self._moved: set[str] = set()
         self._gradients: dict[str, tuple[int, Tensor]] = {}
@@ -65,6 +68,11 @@ class Ownership(Part):
     def before_step(self, step: Step) -> None:
         """Look, when gradients belong to this step already."""
         self._open.append(step.index)
+        self._frozen.pop(step.index, None)
+        if step.due:
+            own = own_parameters(step.optimizer)
+            frozen = [p for p in own if not p.requires_grad and p.grad is not None and has_memory(p)]
+            self._frozen[step.index] = [(parameter, _few(parameter).clone()) for parameter in frozen]
         if step.due and not step.closure:
             self._look(step)
 
@@ -72,6 +80,12 @@ class Ownership(Part):
         """Look, when a closure has made them; then get ready for the next sample."""
         if step.due and step.closure:
             self._look(step)
+        if step.due and step.taken:
+            moved = [p for p, few in self._frozen.pop(step.index, ()) if not torch.equal(_few(p), few)]
+            if moved:
+                names = names_of(self.probe.models)
+                step.facts[FROZEN] = len(moved)
+                self._names.tell(step, FROZEN, [names.get(id(p), STRANGER) for p in moved])
         self._used_at[step.index] = self._backwards
         if step.index in self._open:
             self._open.remove(step.index)

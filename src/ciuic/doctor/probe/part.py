@@ -116,6 +116,9 @@ class Part:
     def backward_begin(self, roots: tuple[Tensor, ...]) -> None:
         """torch.autograd.backward is called."""
 
+    def bucket(self, bucket: Any) -> None:
+        """DDP gives a bucket of this rank's own gradients to a communication hook; in a thread of autograd."""
+
     def backward_end(self, roots: tuple[Tensor, ...]) -> None:
         """It has returned: gradients are there, reduced where DDP reduces."""
 

@@ -22,6 +22,7 @@ from ciuic.doctor.probe.replicas import Replicas
 from ciuic.doctor.probe.restoring import Restoring
 from ciuic.doctor.probe.schedules import Schedules
 from ciuic.doctor.probe.stale import Stale
+from ciuic.doctor.probe.thrown import Thrown
 from ciuic.doctor.probe.timers import Timers
 from ciuic.doctor.probe.watchdog import Watchdog
 
@@ -30,7 +31,7 @@ def all_parts(probe: Probe) -> list[Part]:
     """One of each; under `ciuic doctor loss` only the one that replays."""
     if os.environ.get(REPLAY):
         return [FirstBatch(probe)]
-    model = [kind(probe) for kind in (Flow, Registered, Ownership, Stale, Cuts, Outside, Movement, Averages)]
+    model = [kind(probe) for kind in (Flow, Registered, Ownership, Stale, Thrown, Cuts, Outside, Movement, Averages)]
     return [
         Replicas(probe),
         *model,

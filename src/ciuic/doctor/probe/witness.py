@@ -27,6 +27,9 @@ class Witness:
         self._number = -1
         self._local: bytes | None = None
         self._expected = 1.0
+        self._handed: Tensor | None = None
+        self._is_own = False
+        """What is followed was this rank's own, before the reduction, though DDP reduces."""
 
     @property
     def parameter(self) -> Tensor | None:
@@ -35,8 +38,18 @@ class Witness:
 
     def produced(self) -> None:
         """A backward pass has ended."""
-        self._local = None if self._parameter is None else project(self._parameter.grad)
+        handed, self._handed = self._handed, None
+        self._is_own = handed is not None
+        if handed is None and self._parameter is not None:
+            handed = self._parameter.grad
+        self._local = project(handed)
         self._expected = 1.0
+
+    def handed(self, bucket: Any) -> None:
+        """A communication hook is about to reduce these gradients."""
+        for at, parameter in enumerate(bucket.parameters() if self._parameter is not None else ()):
+            if parameter is self._parameter:
+                self._handed = bucket.gradients()[at].detach().reshape(-1)[:ELEMENTS_MAX].clone()
 
     def multiplied(self, factor: float | None) -> None:
         """Clipping or unscaling has multiplied it; None: by something unknown."""
@@ -51,7 +64,7 @@ class Witness:
             return None
         if local is None or self._expected <= 0:
             return None
-        return [self._number, local, final, self._expected, kind]
+        return [self._number, local, final, self._expected, "plain" if self._is_own and kind == "ddp" else kind]
 
     def _choose(self) -> None:
         """Small matrices first: the same on all ranks, and rarely empty as rows of an embedding or experts are."""

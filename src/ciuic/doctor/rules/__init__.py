@@ -1,6 +1,7 @@
 """The rules: one module per class of faults. Each looks at the evidence of all ranks, none of them imports torch."""
 
 from ciuic.doctor.case import Rule
+from ciuic.doctor.rules.alone import Alone
 from ciuic.doctor.rules.batches import Batches
 from ciuic.doctor.rules.buffers import Buffers
 from ciuic.doctor.rules.calls import CallOrder
@@ -27,6 +28,7 @@ def all_rules() -> list[Rule]:
     """A new set, without memory."""
     return [
         Replicas(),
+        Alone(),
         Buffers(),
         Ownership(),
         Gradients(),

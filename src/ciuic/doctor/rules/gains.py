@@ -59,6 +59,34 @@ def own_factors(round_: Round, ranks: Sequence[int]) -> dict[int, float]:
     return {}
 
 
+def uncounted(round_: Round, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Ranks whose own gradient is not in the reduced one: that is one rank's, or the sum of all but one, times a
+    number. Empty: none, or not known, as where the ranks' gradients are alike."""
+    facts = _facts(round_, ranks)
+    if len(ranks) < 2 or not facts or facts[ranks[0]][4] != "plain":
+        return ()
+    before = {rank: _unpack(fact[1]) for rank, fact in facts.items()}
+    after = [_scaled(_unpack(fact[2]), 1.0 / fact[3]) for fact in facts.values()]
+    if not _are_equal(after) or multiple(after[0], _sum(list(before.values()))) is not None:
+        return ()
+    counted = [(rank,) for rank in ranks] + [tuple(r for r in ranks if r != rank) for rank in ranks if len(ranks) > 2]
+    fit = [those for those in counted if multiple(after[0], _sum([before[rank] for rank in those])) is not None]
+    return tuple(rank for rank in ranks if rank not in fit[0]) if len(fit) == 1 else ()
+
+
+def clipped_apart(round_: Round, ranks: Sequence[int]) -> dict[int, float]:
+    """By rank, what clipping multiplied its own gradient by before a reduction by hand made them one; empty when it did
+    not."""
+    facts = _facts(round_, ranks)
+    if len(ranks) < 2 or not facts or facts[ranks[0]][4] != "plain":
+        return {}
+    if _are_equal([_unpack(fact[1]) for fact in facts.values()]):
+        return {}
+    if not _are_equal([_unpack(fact[2]) for fact in facts.values()]):
+        return {}
+    return {rank: float(fact[3]) for rank, fact in facts.items()}
+
+
 def multiple(of: Vector, base: Vector) -> float | None:
     """k for which of = k base; None when there is none."""
     length = sum(value * value for value in base)

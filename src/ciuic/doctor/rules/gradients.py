@@ -15,12 +15,14 @@ from ciuic.doctor.facts_model import (
     STILL_OTHER,
     STILL_RATE,
     STILL_ROUNDING,
+    THROWN,
 )
 from ciuic.doctor.facts_training import HALF
 from ciuic.doctor.finding import Blind, Finding, Severity
 from ciuic.doctor.record import Notice
 from ciuic.doctor.rules.memory import Told, listed
 
+THROWN_ROUNDS = 3
 CUT_ROUNDS, STALE_ROUNDS, OTHER_ROUNDS, ROUNDING_ROUNDS, RATE_ROUNDS, IDLE_ROUNDS, HALF_ROUNDS = 2, 2, 2, 3, 3, 3, 2
 """Sampled steps in a row in which it must hold."""
 RATE_STEP = 8
@@ -37,6 +39,8 @@ class Gradients(Rule):
         self._told = Told()
         self._runs: dict[tuple[int, str], tuple[int, int]] = {}
         self._names: dict[tuple[int, str], list[str]] = {}
+        self._thrown_last: dict[int, int] = {}
+        """By optimizer: passes thrown away before the last sampled step."""
 
     def notice(self, case: Case, notice: Notice) -> Iterable[Finding | Blind]:
         """Names."""
@@ -48,6 +52,7 @@ class Gradients(Rule):
         yield from self._cut(round)
         yield from self._stale(case, round)
         yield from self._still(round)
+        yield from self._thrown(round)
         yield from self._underflow(round)
 
     def _in_a_row(self, round_: Round, what: str, holds: bool) -> tuple[int, int]:
@@ -128,6 +133,26 @@ class Gradients(Rule):
         """Two optimizers that step equally often; one that steps rarely accumulates on purpose."""
         steps = [step for optimizer, step in case.rounds if optimizer == other]
         return bool(steps) and abs(max(steps) - round_.step) <= max(1, round_.step // 4)
+
+    def _thrown(self, round_: Round) -> Iterator[Finding]:
+        values = round_.values(THROWN)
+        counts = {int(value[0]) for value in values.values()}
+        thrown = counts.pop() if len(values) == len(round_.records) and len(counts) == 1 else 0
+        if thrown != self._thrown_last.get(round_.optimizer):
+            self._in_a_row(round_, THROWN, False)  # begin anew
+        self._thrown_last[round_.optimizer] = thrown
+        count, since = self._in_a_row(round_, THROWN, thrown > 0)
+        if not thrown or count != THROWN_ROUNDS:
+            return
+        where = next(iter(values.values()))[1]
+        yield Finding(
+            code="CIUIC-C6",
+            cause=f"{thrown} of {thrown + 1} backward passes of each step are lost: gradients are cleared in {where} "
+            "before the optimizer has used them",
+            step=since,
+            evidence={"backward_passes": thrown + 1, "lost": thrown},
+            confidence=0.8,
+        )
 
     def _still(self, round_: Round) -> Iterator[Finding]:
         values = round_.values(STILL)

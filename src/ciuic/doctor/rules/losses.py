@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ciuic.doctor.case import Case, Round, Rule
 from ciuic.doctor.facts_training import LOSS
 from ciuic.doctor.finding import Finding, Severity
+from ciuic.doctor.rules.gathered import ranks_text
 
 SAMPLES = 8
 """In a row, in which the same rank must be the farthest, on the same side."""
@@ -14,6 +15,8 @@ FAR, APART = 3.0, 1.7
 """Ratio on average for a warning, and for a note."""
 LEAST = 1.2
 """Ratio in each of the samples."""
+SAMPLES_ZERO = 4
+"""In a row, in which the losses of the same ranks are exactly zero."""
 
 
 class Losses(Rule):
@@ -23,6 +26,8 @@ class Losses(Rule):
         self._rows: dict[tuple[int, ...], list[tuple[int, float, float, float]]] = {}
         """By ranks: the farthest rank, its log ratio, its loss and the middle of the others."""
         self._told: set[tuple[tuple[int, ...], Severity]] = set()
+        self._zero: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
+        """By ranks: those whose loss was exactly zero, and in how many samples in a row."""
 
     def round(self, case: Case, round: Round) -> Iterable[Finding]:
         """Of the first optimizer."""
@@ -30,6 +35,28 @@ class Losses(Rule):
             return
         for ranks in round.groups():
             yield from self._compare(round, ranks)
+            yield from self._nothing(round, ranks)
+
+    def _nothing(self, round_: Round, ranks: Sequence[int]) -> Iterable[Finding]:
+        losses = {rank: float(round_.records[rank].facts.get(LOSS, math.nan)) for rank in ranks}
+        zero = tuple(rank for rank in ranks if losses[rank] == 0)
+        others = [loss for rank, loss in losses.items() if rank not in zero]
+        before, count = self._zero.get(tuple(ranks), ((), 0))
+        count = count + 1 if zero == before else 1
+        self._zero[tuple(ranks)] = zero, count
+        if count != SAMPLES_ZERO or not zero or not others or not all(0 < abs(loss) < math.inf for loss in others):
+            return
+        yield Finding(
+            code="CIUIC-E6",
+            cause=f"the loss of {ranks_text(zero)} is exactly 0 in {count} samples in a row, "
+            f"{others[0]:.3g} elsewhere: none of its labels counts, and "
+            "the mean of the gradients is that much too small",
+            step=max(1, round_.step),
+            ranks=zero,
+            evidence={"loss": 0.0, "others": others[0]},
+            confidence=0.85,
+            fix="look at this rank's labels or mask: all of them may be ignored",
+        )
 
     def _compare(self, round_: Round, ranks: Sequence[int]) -> Iterable[Finding]:
         losses = {rank: float(round_.records[rank].facts.get(LOSS, math.nan)) for rank in ranks}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ciuic.doctor.facts import GRADIENTS, PARAMETERS
-from ciuic.doctor.facts_model import OWNED, ZERO_GRADIENT
+from ciuic.doctor.facts_model import AFTER_STEP, OWNED, ZERO_GRADIENT
 from ciuic.doctor.finding import Finding, Severity
 from ciuic.doctor.rules.distance import farthest
 from ciuic.doctor.rules.memory import listed
@@ -24,6 +24,9 @@ def is_synchronous(views: Sequence[View]) -> bool:
 
 def why_differs(view: View, views: Sequence[View], *, final: bool) -> Finding | None:
     """Gradients differ at this step; None: that is how it is meant, or not to be told yet."""
+    late = next((value for each in views for value in each.values(AFTER_STEP).values()), None)
+    if late is not None and not any(each.exchange(0) for each in views):
+        return _after_step(view, str(late[1]))
     if view.exchange(0):
         return _exchanged(view, views)
     if any(each.exchange(2) for each in views):
@@ -67,6 +70,15 @@ def after_average(view: View, views: Sequence[View]) -> Finding | None:
 def became_equal(views: Sequence[View]) -> bool:
     """Whether an exchange of parameters has made equal what began different: then it was meant to be equal."""
     return any(view.exchange(3) and not view.params_differ for view in views[1:])
+
+
+def _after_step(view: View, where: str) -> Finding:
+    cause = (
+        f"gradients are reduced in {where} after the optimizer's step: the step itself used each rank's own, which "
+        "differ, and what was reduced is cleared"
+    )
+    fix = "reduce the gradients between the backward pass and optimizer.step()"
+    return _finding(view, cause, view.differing_gradients, confidence=0.9, fix=fix)
 
 
 def _exchanged(view: View, views: Sequence[View]) -> Finding | None:

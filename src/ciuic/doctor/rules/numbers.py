@@ -18,7 +18,7 @@ from ciuic.doctor.facts_training import (
 )
 from ciuic.doctor.finding import Finding, Severity
 from ciuic.doctor.record import Notice
-from ciuic.doctor.rules.gains import own_factors
+from ciuic.doctor.rules.gains import clipped_apart, own_factors
 
 CLIPS_FAR = 5
 """Calls in a row whose norm was far above the limit."""
@@ -32,6 +32,8 @@ SCALE_LOW, SCALE_GONE = 1024.0, 4.0
 SHARE_SKIPPED, ATTEMPTS_SHARE = 0.3, 15
 """So many of so many attempts skipped is not a scale that finds its place."""
 HALF_ZERO, HALF_SMALL, ROUNDS_HALF = 0.2, 0.5, 3
+CLIPS_APART, ROUNDS_CLIPPED = 0.05, 3
+"""Relative: local clipping that differs more than this, in so many samples, scales the ranks apart."""
 STEPS_SCALED = 2
 """So many steps with scaled gradients are no accident."""
 WAIT_S = 1.0
@@ -53,6 +55,7 @@ class Numbers(Rule):
         self._passes: dict[int, dict[int, tuple[int, int]]] = {}
         self._micro: dict[int, int] = {}
         self._apart: dict[tuple[int, ...], int] = {}
+        self._early_clips: dict[tuple[int, ...], int] = {}
 
     # ---- rounds ------------------------------------------------------------------------------------------------------
 
@@ -95,6 +98,7 @@ class Numbers(Rule):
             )
 
     def _norms(self, round_: Round, ranks: Sequence[int]) -> Iterable[Finding]:
+        yield from self._before_reduction(round_, ranks)
         factors = own_factors(round_, ranks)
         if len(factors) < len(ranks) or len(ranks) < 2:
             return
@@ -117,6 +121,25 @@ class Numbers(Rule):
             guilty, sure = (), 0.9 if norms else 0.7 + 0.1 * min(2, self._apart[key] - 1)
         evidence: dict[str, Any] = {f"factor_rank_{rank}": round(value, 6) for rank, value in list(factors.items())[:8]}
         yield Finding(code="CIUIC-F2", cause=cause, step=round_.step, ranks=guilty, evidence=evidence, confidence=sure)
+
+    def _before_reduction(self, round_: Round, ranks: Sequence[int]) -> Iterable[Finding]:
+        factors = clipped_apart(round_, ranks)
+        if not factors or max(factors.values()) - min(factors.values()) <= CLIPS_APART * max(factors.values()):
+            return
+        self._early_clips[tuple(ranks)] = self._early_clips.get(tuple(ranks), 0) + 1
+        if self._early_clips[tuple(ranks)] < ROUNDS_CLIPPED:
+            return
+        scales = ", ".join(f"{factors[rank]:.4g} on rank {rank}" for rank in list(ranks)[:4])
+        yield Finding(
+            code="CIUIC-F2",
+            cause="each rank clips its own gradient before they are reduced, by a norm of its own: "
+            f"multiplied by {scales}; ranks with large gradients count less, and the mean is not clipped",
+            step=round_.step,
+            evidence={f"factor_rank_{rank}": round(value, 6) for rank, value in list(factors.items())[:8]},
+            fix="reduce first, then clip: the norm is the same on all ranks then",
+            confidence=0.75,
+            severity=Severity.WARNING,
+        )
 
     # ---- skipped steps -----------------------------------------------------------------------------------------------
 

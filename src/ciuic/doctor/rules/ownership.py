@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from ciuic.doctor.case import Case, Round, Rule
-from ciuic.doctor.facts_model import NAMES, OWNED, SHARED, STRANGERS, UNOWNED
+from ciuic.doctor.facts_model import FROZEN, NAMES, OWNED, SHARED, STRANGERS, UNOWNED
 from ciuic.doctor.finding import Blind, Finding
 from ciuic.doctor.record import Notice
 from ciuic.doctor.rules.memory import Told, listed
@@ -30,6 +30,7 @@ class Ownership(Rule):
 
     def round(self, case: Case, round: Round) -> Iterable[Finding | Blind]:
         """What no optimizer owns, and what the optimizer owns that is no model's."""
+        yield from self._frozen(round)
         values = round.values(OWNED)
         if not values:
             return
@@ -44,6 +45,23 @@ class Ownership(Rule):
             yield Finding(code="CIUIC-B3", cause=cause, step=1, confidence=0.9)
         if self._count(round, "loose", bool(loose)) >= ROUNDS:
             yield self._loose(round, values, loose, everywhere=len(loose) == len(values))
+
+    def _frozen(self, round_: Round) -> Iterable[Finding]:
+        values = round_.values(FROZEN)
+        if self._count(round_, "frozen", bool(values)) != 1:
+            return
+        names = self._told.names(FROZEN, round_.optimizer, values)
+        yield Finding(
+            code="CIUIC-B5",
+            cause=f"{listed(names, count=max(values.values()))} need no gradient, but optimizer "
+            f"{round_.optimizer} still moves them: a gradient from before is left, "
+            "or zeros to which weight decay and momentum are added",
+            step=round_.step,
+            ranks=() if len(values) == len(round_.records) else tuple(values),
+            modules=tuple(names[:NAMES_MAX]),
+            evidence={"parameters": max(values.values())},
+            confidence=0.9,
+        )
 
     def _count(self, round_: Round, what: str, holds: bool) -> int:
         """Sampled steps in a row at which it holds."""

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ciuic.doctor.case import Case, Round, Rule
-from ciuic.doctor.facts_training import FORM, REDUCED, WEIGHTS_REDUCED
+from ciuic.doctor.facts_model import MODE
+from ciuic.doctor.facts_training import FORM, LOSS, REDUCED, WEIGHTS_REDUCED
 from ciuic.doctor.finding import Finding, Severity
-from ciuic.doctor.rules.gains import Gain, gain_of, mean_gain
+from ciuic.doctor.rules.gains import Gain, gain_of, mean_gain, uncounted
+from ciuic.doctor.rules.gathered import ranks_text
 
 CLOSE = 0.02
 """Relative: a gain this close to a number is that number."""
@@ -50,6 +52,8 @@ class Scale(Rule):
         self._seen: dict[tuple[str, int, tuple[int, ...]], int] = {}
         self._since: dict[tuple[str, int, tuple[int, ...]], int] = {}
         self._weights: dict[tuple[int, tuple[int, ...]], dict[int, _Labels]] = {}
+        self._uncounted_by: dict[tuple[int, tuple[int, ...]], tuple[tuple[int, ...], int, int]] = {}
+        """Ranks that did not count at the last sample, since which step, in how many samples."""
         self._gains: dict[tuple[int, tuple[int, ...]], list[float]] = {}
 
     def round(self, case: Case, round: Round) -> Iterable[Finding]:
@@ -59,6 +63,7 @@ class Scale(Rule):
             is_sum = yield from self._reductions(round, ranks, gain)
             yield from self._micro_batches(round, ranks, gain, is_sum=is_sum)
             yield from self._labels(round, ranks)
+            yield from self._uncounted(round, ranks)
 
     def notice(self, case: Case, notice: Any) -> Iterable[Finding]:
         if notice.kind != WEIGHTS_REDUCED:
@@ -93,7 +98,7 @@ class Scale(Rule):
             return False
         reduced = round_.records[ranks[0]].facts.get(REDUCED)
         is_sum = _is(gain.value, count)
-        if gain.is_managed:
+        if gain.is_managed or (reduced is not None and reduced[4]):
             if is_sum and self._sure("E3", round_, ranks):
                 yield self._twice(round_, ranks, reduced, gain)
             elif reduced is not None and reduced[4] and _is(gain.value, 1.0) and self._sure("E3", round_, ranks):
@@ -161,7 +166,8 @@ class Scale(Rule):
     def _sum(self, round_: Round, ranks: Sequence[int], reduced: list | None, gain: Gain) -> Finding:
         form = round_.records[ranks[0]].facts.get(FORM)
         known = form is not None and form[2] == "mean"
-        where = f" in {reduced[3]}" if reduced else ""
+        by_hook = round_.records[ranks[0]].facts.get(MODE) == "ddp"
+        where = " by DDP's communication hook" if by_hook else f" in {reduced[3]}" if reduced else ""
         return Finding(
             code="CIUIC-E4",
             cause=f"gradients are summed over {len(ranks)} ranks{where} and never divided: they are "
@@ -169,6 +175,7 @@ class Scale(Rule):
             step=self._first("E4", round_, ranks),
             modules=(reduced[2],) if reduced else (),
             evidence={"gain": round(gain.value, 4), "ranks": len(ranks)} | ({"site": reduced[3]} if reduced else {}),
+            fix="divide what the hook returns by the number of ranks" if by_hook else "",
             confidence=0.95 if known else 0.6,
             severity=None if known else Severity.WARNING,
         )
@@ -212,11 +219,35 @@ class Scale(Rule):
             confidence=0.9,
         )
 
+    # ---- ranks -------------------------------------------------------------------------------------------------------
+
+    def _uncounted(self, round_: Round, ranks: Sequence[int]) -> Iterable[Finding]:
+        """Ranks whose gradients are not in what all ranks get, in several samples in a row."""
+        key = round_.optimizer, tuple(ranks)
+        now = uncounted(round_, ranks)
+        before, since, count = self._uncounted_by.get(key, ((), 0, 0))
+        count, since = (count + 1, since) if now and now == before else (1, round_.step)
+        self._uncounted_by[key] = now, since, count
+        if not now or count < ROUNDS_STRANGE:
+            return
+        others = tuple(rank for rank in ranks if rank not in now)
+        those = f"of {ranks_text(others)} alone" if len(others) == 1 else f"of the others without {ranks_text(now)}"
+        yield Finding(
+            code="CIUIC-A8",
+            cause=f"the gradients that all ranks use are those {those}: what {ranks_text(now)} computed is lost",
+            step=since,
+            ranks=now,
+            evidence={"samples": count, "ranks_that_count": len(others)},
+            confidence=0.85,
+        )
+
     # ---- labels ------------------------------------------------------------------------------------------------------
 
     def _labels(self, round_: Round, ranks: Sequence[int]) -> Iterable[Finding]:
         forms = {rank: round_.records[rank].facts.get(FORM) for rank in ranks}
         weights = {rank: _weight(form) for rank, form in forms.items() if form is not None}
+        if any(round_.records[rank].facts.get(LOSS) == 0 for rank in ranks):
+            return  # a rank without any label: E6
         if len(ranks) < 2 or len(weights) < len(ranks) or any(weight <= 0 for weight in weights.values()):
             return
         heaviest = max(weights, key=lambda rank: weights[rank])

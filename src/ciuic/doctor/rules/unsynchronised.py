@@ -47,6 +47,8 @@ def why_differs(view: View, options: Options, *, started: Collection[str], local
         return _unused(view, names, missing)
     if names and set(names) <= set(view.told_names(UNTOUCHED)):
         return _early_only(view, names)
+    if outside:  # those that it does reduce wait for what is not there any more
+        return _not_registered(view, sorted(outside))
     if _forwards(view) > _through(view):
         return _partly_around(view, names)
     return _by_numbers(view, names, options)
