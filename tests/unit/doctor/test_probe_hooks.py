@@ -1,5 +1,7 @@
 """Hooks beside what else a program does with torch: compiled modules, several optimizers, optimizers in optimizers."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -126,6 +128,44 @@ def test_arguments_that_torch_passes_by_name_get_through(probe, tmp_path):
     optimizer.zero_grad(set_to_none=True)
     assert sampler.epoch == 2
     assert model.weight.grad is None
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_optimizer_that_replaces_another_goes_on_under_its_number(probe, kept: bool):
+    model = nn.Linear(4, 2)
+    first = torch.optim.Adam(model.parameters(), lr=0.1)
+    held, optimizer = [first] if kept else [], first
+    gone = weakref.ref(first)
+    del first
+    for step in range(12):
+        if step == 4:
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    assert len(probe.optimizers) == 1
+    assert (probe.number_of(0), probe.step) == (12, 12)
+    gc.collect()
+    assert (gone() is None) is not kept
+    assert len(held) == kept
+
+
+def test_optimizers_of_the_same_parameters_that_take_turns_stay_two(probe):
+    model = nn.Linear(4, 2)
+    inner, outer = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    for step in range(24):
+        model(torch.ones(1, 4)).sum().backward()
+        (outer if step % 6 == 5 else inner).step()
+    assert (probe.number_of(0), probe.number_of(1)) == (20, 4)
+
+
+def test_optimizers_of_other_parameters_replace_nobody(probe):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    one, two = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model)
+    for step in range(10):
+        model(torch.ones(1, 4)).sum().backward()
+        (one if step < 2 else two).step()
+    assert (probe.number_of(0), probe.number_of(1)) == (2, 8)
 
 
 class _OwnLoader(torch.utils.data.DataLoader):

@@ -330,7 +330,7 @@ def test_a_scheduler_left_on_an_optimizer_that_was_replaced_is_told(mailbox: Mai
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     schedule = schedulers.StepLR(optimizer, 5)
-    for step in range(16):
+    for step in range(24):
         if step == 4:
             optimizer = torch.optim.SGD(model.parameters(), 0.01)
             schedule = schedulers.StepLR(optimizer, 5) if anew else schedule
@@ -339,7 +339,7 @@ def test_a_scheduler_left_on_an_optimizer_that_was_replaced_is_told(mailbox: Mai
         optimizer.step()
         schedule.step()
     told = [facts[STRAY] for facts in mailbox.facts if STRAY in facts]
-    assert told[:1] == ([] if anew else [["StepLR", 9, "SGD", "left"]])
+    assert told[:1] == ([] if anew else [["StepLR", 15, "SGD", "left"]])
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")

@@ -84,6 +84,10 @@ class Flow(Part):
         """Sizes have changed."""
         self._size = None
 
+    def optimizer_replaced(self, index: int, heir: int) -> None:
+        """Counts go on."""
+        self._since[index] = self._since.pop(heir, _Count())
+
     # ---- passes --------------------------------------------------------------------------------------------
 
     def backward_begin(self, roots: tuple[Tensor, ...]) -> None:

@@ -87,6 +87,10 @@ class LossScale(Part):
     def zero_grad(self, owner: Any) -> None:
         self._forget(owner if isinstance(owner, Optimizer) else None)
 
+    def optimizer_replaced(self, index: int, heir: int) -> None:
+        self._witnesses.clear()
+        self._steps[index] += self._steps.pop(heir, 0)
+
     # ---- what multiplies gradients ---------------------------------------------------------------------------------
 
     def clipped(self, parameters: list[Tensor], limit: float, norm: Any) -> None:
@@ -181,9 +185,16 @@ class LossScale(Part):
 
     def _forget(self, optimizer: Optimizer | None) -> None:
         """What was accumulated is cleared or used."""
-        if optimizer is None or not self.probe.optimizers or optimizer is self.probe.optimizers[0]:
+        if optimizer is None or not self.probe.optimizers or self._is_first(optimizer):
             self._forms.clear()
             self._forwards = 0
+
+    def _is_first(self, optimizer: Optimizer) -> bool:
+        """The first one, or one that has its parameters."""
+        for index, known in enumerate(self.probe.optimizers):
+            if known is optimizer:
+                return index == 0 or self.probe.heirs.of(index) == 0
+        return False
 
     def _witness(self, optimizer: Optimizer) -> Witness:
         index = self.probe.index_of(optimizer)

@@ -42,6 +42,11 @@ class Outside(Part):
         self._named.clear()
         self._versions.clear()
 
+    def optimizer_replaced(self, index: int, heir: int) -> None:
+        """What it has moved so far was no write from outside."""
+        self._named.clear()
+        self._versions.clear()
+
     def loaded(self, target: Any, state: Any, result: Any) -> None:
         """The likely writer."""
         self._loaded = self._loaded or isinstance(target, nn.Module)

@@ -1,6 +1,7 @@
 """Does the optimizer own the model, and do its parameters get gradients? Names by notice, counts in the record."""
 
 import gc
+import weakref
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ class Ownership(Part):
         super().__init__(probe)
         self._names = Names(probe)
         self._called = Called(probe)
-        self._others: list[Optimizer] = []
+        self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """That have made no step so far; not held: a program may let them go."""
         self._searched: int = 0
         self._seen: dict[tuple[int, int], int] = {}
         self._backwards = 0
@@ -126,12 +128,12 @@ class Ownership(Part):
         """Trainable, with a gradient, and no optimizer has it. Whether there are optimizers that never step is
         looked up
         when it matters."""
-        found = self._not_in(self.probe.optimizers + self._others)
+        found = self._not_in([*self.probe.optimizers, *self._others])
         if found and len(found) != self._searched:
-            self._others = [
+            self._others = weakref.WeakSet(
                 item for item in gc.get_objects() if issubclass(type(item), Optimizer) and hasattr(item, "param_groups")
-            ]
-            found = self._not_in(self.probe.optimizers + self._others)
+            )
+            found = self._not_in([*self.probe.optimizers, *self._others])
             self._searched = len(found)
         return found
 

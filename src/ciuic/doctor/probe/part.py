@@ -107,6 +107,10 @@ class Part:
     def optimizer_found(self, optimizer: Optimizer, index: int) -> None:
         """Before its first step; its models are known."""
 
+    def optimizer_replaced(self, index: int, heir: int) -> None:
+        """The optimizer that was known as `heir` has this index from now on: it has the parameters of the one that had
+        it, which steps no more. It is about to step."""
+
     def forward_begin(self, model: Model, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """The module itself is called; a DDP has broadcast its buffers."""
 

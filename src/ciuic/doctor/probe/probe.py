@@ -13,6 +13,7 @@ from ciuic.doctor.facts import UNEVEN
 from ciuic.doctor.facts_training import TAKEN
 from ciuic.doctor.probe.courier import Courier
 from ciuic.doctor.probe.discover import find_models
+from ciuic.doctor.probe.heirs import Heirs
 from ciuic.doctor.probe.part import Model, Part, Step
 from ciuic.doctor.record import PROBE_FAILED, Facts, Notice, Question, Record
 from ciuic.doctor.sampling import COST, STEP_TIME, Sampler
@@ -45,6 +46,7 @@ class Probe:
         """Optimizer and step that a part wants sampled beside the due ones; all ranks must come to the same."""
         self.packing, self.packed_until = 0, 0
         """Hooks on saved tensors that are open now, and the sequence number of autograd when the last was left."""
+        self.heirs = Heirs()
         self._numbers: dict[int, int] = {}
         self._taken: dict[int, int] = {}
         self._open: dict[int, Step] = {}
@@ -163,8 +165,18 @@ class Probe:
         self.optimizers.append(optimizer)
         for model in find_models(optimizer, self.models, trained=trained):
             self.found(model)
+        self.heirs.found(self.optimizers, index)
         self.emit("optimizer_found", optimizer, index)
         return index
+
+    def _succeed(self, heir: int, index: int) -> None:
+        """An optimizer takes the place of an earlier one, and its number; that one is let go."""
+        self.optimizers[index] = self.optimizers[heir]
+        if heir == len(self.optimizers) - 1:
+            self.optimizers.pop()
+        self._numbers[index] = self._numbers.get(index, 0) + self._numbers.pop(heir, 0)
+        self._taken[index] = self._taken.get(index, 0) + self._taken.pop(heir, 0)
+        self.emit("optimizer_replaced", index, heir)
 
     def others(self, index: int) -> list[Optimizer]:
         """The optimizers beside this one that are nobody's tools; none for a tool."""
@@ -187,6 +199,11 @@ class Probe:
             return known
         if self._open:
             self.tools.add(index)
+        elif index not in self.tools:
+            earlier = self.heirs.steps(index)
+            if earlier is not None:
+                self._succeed(index, earlier)
+                index = earlier
         number = self._numbers[index] = self._numbers.get(index, 0) + 1
         self.thread = threading.get_ident()
         if index == 0:

@@ -1,6 +1,7 @@
 """Evidence about learning rates and their schedulers."""
 
 import sys
+import weakref
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ STEPS_HELD = 8
 class Known:
     """One scheduler that the program made or stepped."""
 
-    scheduler: Any
+    ref: weakref.ref[Any]
     steps: int = 0
     attempts: int = 0
     """Of its optimizer, at its last step."""
@@ -44,6 +45,11 @@ class Known:
     """Steps in a row, up to the last, between which its optimizer, which had stepped, did not step."""
     is_prepared: bool = False
     """Accelerate makes its steps."""
+
+    @property
+    def scheduler(self) -> Any:
+        """Alive: see `Schedules._alive`."""
+        return self.ref()
 
 
 class Schedules(Part):
@@ -67,6 +73,10 @@ class Schedules(Part):
     def backward_begin(self, roots: Any) -> None:
         self._passes += 1
 
+    def optimizer_replaced(self, index: int, heir: int) -> None:
+        """Another optimizer may begin with another rate."""
+        self._lows.pop(index, None)
+
     def loader_begins(self, loader: Any) -> None:
         self._epochs.setdefault(id(loader), [0, 0])[1] = sum(self._attempts.values())
 
@@ -75,13 +85,13 @@ class Schedules(Part):
         epoch[0] += sum(self._attempts.values()) > epoch[1]  # steps were made with it
 
     def scheduler_made(self, scheduler: Any) -> None:
-        if not isinstance(scheduler, SWALR) and all(known.scheduler is not scheduler for known in self._known):
-            self._known.append(Known(scheduler=scheduler))
+        if not isinstance(scheduler, SWALR) and all(known.scheduler is not scheduler for known in self._alive()):
+            self._known.append(Known(ref=weakref.ref(scheduler)))
 
     def scheduler_step(self, scheduler: Any) -> None:
-        known = next((each for each in self._known if each.scheduler is scheduler), None)
+        known = next((each for each in self._alive() if each.scheduler is scheduler), None)
         if known is None:
-            known = Known(scheduler=scheduler)
+            known = Known(ref=weakref.ref(scheduler))
             self._known.append(known)
         attempts = self._attempts.get(id(_innermost(scheduler.optimizer)), 0)
         known.vain = known.vain + 1 if known.steps and attempts and attempts == known.attempts else 0
@@ -120,7 +130,7 @@ class Schedules(Part):
         low = self._lows.get(step.index)
         if low is not None and low[1] > 1:
             step.facts[LOW] = [low[0], int(low[1]), low[2]]
-        own = [known for known in self._known if _innermost(known.scheduler.optimizer) is step.optimizer]
+        own = [known for known in self._alive() if _innermost(known.scheduler.optimizer) is step.optimizer]
         if own:
             known = max(own, key=lambda each: each.steps)
             last = getattr(known.scheduler, "last_epoch", 0)
@@ -142,20 +152,25 @@ class Schedules(Part):
         stepping = list(self.probe.optimizers)
         tables = {id(optimizer.param_groups[0]) for optimizer in stepping if optimizer.param_groups}
         turned: dict[int, list[Known]] = {}
-        for known in self._known:
+        for known in self._alive():
             owner = _innermost(known.scheduler.optimizer)
             name = type(known.scheduler).__name__
-            is_known = id(owner.param_groups[0]) in tables
+            is_known = id(owner.param_groups[0]) in tables or self._attempts.get(id(owner), 0) > 0
             if not is_known and known.steps >= STEPS_STRAY and max(self._attempts.values()) >= STEPS_STRAY:
                 return [name, known.steps, type(owner).__name__, "stranger"]
             turned.setdefault(id(owner.param_groups[0]), []).append(known)
         return self._idle(turned, tables) or self._twin(turned, tables)
 
+    def _alive(self) -> list[Known]:
+        """Those that the program still has: to hold others would hold their optimizers' moments."""
+        self._known = [known for known in self._known if known.ref() is not None]
+        return self._known
+
     def _left(self, successor: Optimizer) -> list[Any] | None:
         """A scheduler still turns the rate of an optimizer whose parameters this one has taken over."""
-        if any(_innermost(known.scheduler.optimizer) is successor for known in self._known):
+        if any(_innermost(known.scheduler.optimizer) is successor for known in self._alive()):
             return None
-        for known in self._known:
+        for known in self._alive():
             owner = _innermost(known.scheduler.optimizer)
             if known.vain >= STEPS_LEFT and _first_parameter(owner) in _parameters(successor):
                 return [type(known.scheduler).__name__, known.vain, type(owner).__name__, "left"]

@@ -37,6 +37,11 @@ class Stale(Part):
         self._names = Names(probe)
         self._chosen: dict[int, list[Tensor]] = {}
 
+    def optimizer_replaced(self, index: int, heir: int) -> None:
+        """It has parameters of its own to look at."""
+        self._watches.clear()
+        self._chosen.clear()
+
     def backward_begin(self, roots: tuple[Tensor, ...]) -> None:
         """Were they cleared since the last step?"""
         for index, optimizer in enumerate(self.probe.optimizers):
