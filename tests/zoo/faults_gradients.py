@@ -29,6 +29,12 @@ FAULTS = (
         codes=("CIUIC-B5",),
     ),
     Fault(
+        id="cleared_before_step",
+        title="gradients are cleared between the backward pass and the step",
+        letter="C",
+        codes=("CIUIC-C6",),
+    ),
+    Fault(
         id="clears_each_piece",
         title="gradients are cleared before each micro-batch",
         letter="C",

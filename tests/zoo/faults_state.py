@@ -87,6 +87,12 @@ FAULTS = (
         rank=0,
     ),
     Fault(
+        id="stays_in_eval",
+        title="all ranks evaluate and stay in evaluation mode",
+        letter="D",
+        codes=("CIUIC-D7",),
+    ),
+    Fault(
         id="settings_differ",
         title="a layer of rank 1 has another setting",
         letter="D",

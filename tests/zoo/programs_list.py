@@ -19,6 +19,7 @@ PROGRAMS = (
             skips_bad_batch other_order local_decision shape_mismatch stuck_outside rank_stopped
             rank_killed exception interface clock other_model slow_backward slow_forward slow_data slow_link slow_save
             left_in_eval settings_differ loss_weighed loss_muted stream_not_split group_of_one hook_sums
+            stays_in_eval cleared_before_step
         """),
         variants=_words("""
             plain frozen frozen_filtered unused_allowed spare_layer static_graph bucket_view small_buckets one_bit sgd

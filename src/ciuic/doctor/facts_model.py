@@ -16,7 +16,7 @@ ALONE = "alone"
 """Of a wrapper whose group holds this rank only: collectives of several ranks so far, of any size but metrics'."""
 THROWN = "thrown"
 """[Backward passes since the last step whose gradients were cleared before anybody used them, made by the same lines as
-the pass that the step uses; where they were cleared]."""
+the pass that the step uses; where they were cleared; 1: the step uses none]."""
 FROZEN = "frozen"
 """Parameters that need no gradient, and were moved by this step all the same; names by notice."""
 OWNED = "owned"
@@ -45,6 +45,9 @@ MANNER = "manner"
 digest of their modes and settings], MANNER_BYTES each. As a question {model}: [settings, mode] by path under
 `modules`, and `context`, what is around the model (autocast)."""
 MANNER_BYTES = 4
+LEFT_IN_EVALUATION = "left_in_evaluation"
+"""Of a record of the first optimizer: dropout and normalisation modules that train in evaluation mode now, as the whole
+model does, and were in training mode when it trained before."""
 TRAINING, EVALUATION = "training", "evaluation"
 """Modes."""
 

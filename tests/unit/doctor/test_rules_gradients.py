@@ -37,15 +37,24 @@ def test_layers_that_are_skipped_in_turn_are_no_finding():
 def test_passes_that_are_thrown_away_in_each_step_are_c6():
     ranks = Ranks(rule=Gradients())
     for step in (1, 2, 3, 4, 10):
-        ranks.step(step, thrown=[3, "train.py:9 in main"])
+        ranks.step(step, thrown=[3, "train.py:9 in main", 0])
     assert ranks.end() == ["C6"]
     assert "3 of 4 backward passes" in ranks.findings[0].cause
+
+
+def test_gradients_that_are_cleared_before_the_step_are_critical():
+    ranks = Ranks(rule=Gradients())
+    for step in (2, 3, 4):
+        ranks.step(step, thrown=[1, "train.py:9 in main", 1])
+    assert ranks.end() == ["C6"]
+    assert ranks.findings[0].severity is Severity.CRITICAL
+    assert "the backward pass of each step is lost" in ranks.findings[0].cause
 
 
 def test_another_number_of_thrown_passes_each_time_is_no_finding():
     ranks = Ranks(rule=Gradients())
     for step in (1, 2, 3, 4, 10):
-        ranks.step(step, thrown=[step, "train.py:9 in main"])
+        ranks.step(step, thrown=[step, "train.py:9 in main", 0])
     assert ranks.end() == []
 
 

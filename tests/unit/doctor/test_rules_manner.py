@@ -4,7 +4,7 @@ import pytest
 from doctor_rounds import Room
 
 from ciuic.doctor.case import REPLICAS
-from ciuic.doctor.facts_model import MANNER, MODE
+from ciuic.doctor.facts_model import LEFT_IN_EVALUATION, MANNER, MODE
 from ciuic.doctor.facts_training import FORM
 from ciuic.doctor.finding import Severity
 from ciuic.doctor.rules.manner import Manner
@@ -31,6 +31,14 @@ def test_a_rank_that_stayed_in_evaluation_mode_is_named_also_when_it_is_the_firs
     (found,) = room.answer({0: evaluate, 1: train})
     assert (found.code, found.ranks, found.modules) == ("CIUIC-D6", (0,), ())
     assert "the whole model is in evaluation mode" in found.cause
+
+
+@pytest.mark.parametrize(("ranks", "times", "codes"), [(2, 2, ["CIUIC-D7"]), (1, 5, []), (2, 1, [])])
+def test_training_that_goes_on_in_evaluation_mode_on_all_ranks_is_d7(ranks: int, times: int, codes: list[str]):
+    room = Room(Manner())
+    for step in STEPS[:times]:
+        room.step(step, {rank: {LEFT_IN_EVALUATION: 3} if rank < ranks else {} for rank in (0, 1)})
+    assert [finding.code for finding in room.found] == codes
 
 
 def test_a_layer_that_one_of_three_ranks_froze_is_named():

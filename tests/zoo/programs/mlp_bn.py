@@ -205,6 +205,10 @@ def after_step(zoo: Zoo, ddp: DistributedDataParallel, loss: Tensor, step: int, 
         with torch.no_grad():
             ddp(held_out)
         ddp.train()
+    if zoo.fault == "stays_in_eval" and step == 4:
+        ddp.eval()
+        with torch.no_grad():
+            ddp(held_out)
     if zoo.variant == "save_on_rank0" and step % 10 == 9:
         save(zoo, model, on_all_ranks=False)
         dist.barrier()
@@ -245,6 +249,8 @@ def train(zoo: Zoo, ddp: DistributedDataParallel, optimizer: torch.optim.Optimiz
         loss = train_step(zoo, ddp, x, y, step)
         if zoo.fault == "skips_bad_batch" and zoo.rank == 1 and step == 7:
             continue
+        if zoo.fault == "cleared_before_step":
+            optimizer.zero_grad()
         optimizer.step()
         if zoo.fault == "step_twice" and zoo.rank == 1:
             optimizer.step()

@@ -178,7 +178,8 @@ _C6 = Code(
     detection=(
         "A backward pass wrote to an optimizer's gradients, nobody wrote to them, to the parameters or stepped "
         "afterwards, and they were cleared; the pass that the step uses was made by the same lines of the program. The "
-        "same number of such passes in three samples in a row, on all ranks. Passes for another network, another loss "
+        "same number of such passes in three samples in a row, on all ranks; or nothing is left for the step at all. "
+        "Passes for another network, another loss "
         "or another point (GAN, SAM, per-sample gradients) are not meant."
     ),
     fix="call optimizer.zero_grad() once for each step, not for each micro-batch",
@@ -189,7 +190,7 @@ _C6 = Code(
         "torch says nothing. The doctor: `3 of 4 backward passes of each step are lost: gradients are cleared in "
         "train.py:12 in main before the optimizer has used them`."
     ),
-    explains=("CIUIC-E1", "CIUIC-G2"),
+    explains=("CIUIC-E1", "CIUIC-G2", "CIUIC-C1", "CIUIC-C3", "CIUIC-B4"),
     depth=0,
 )
 

@@ -181,6 +181,33 @@ _D6 = Code(
     depth=0,
 )
 
+_D7 = Code(
+    code="CIUIC-D7",
+    title="training goes on in evaluation mode",
+    severity=Severity.WARNING,
+    meaning=(
+        "After an evaluation nobody called model.train(): dropout is off, and normalisation uses running statistics "
+        "and "
+        "no longer updates them. The loss looks better than before, and the model is regularised no more."
+    ),
+    detection=(
+        "In sampled training passes (with gradients) the whole model is in evaluation mode on all ranks, in two "
+        "samples in "
+        "a row, was in training mode at an earlier one, and has dropout or normalisation modules that changed with "
+        "it. A "
+        "model that is in evaluation mode from the beginning, or freezes some of its modules, is no finding."
+    ),
+    fix="call model.train() after every evaluation",
+    fixes="```python\nmodel.eval()\nevaluate(model)\nmodel.train()\n```",
+    example=(
+        "torch says nothing. The doctor: `the model trained in training mode before, and trains in evaluation mode "
+        "since "
+        "step 120 at the latest: 24 dropout and normalisation modules do nothing of what they do in training`."
+    ),
+    explains=("CIUIC-D3",),
+    depth=0,
+)
+
 CODES: tuple[Code, ...] = (
     _D1,
     _D2,
@@ -188,4 +215,5 @@ CODES: tuple[Code, ...] = (
     _D4,
     _D5,
     _D6,
+    _D7,
 )

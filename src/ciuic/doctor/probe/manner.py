@@ -7,7 +7,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from ciuic.doctor.facts_model import EVALUATION, MANNER, MANNER_BYTES, TRAINING
+from ciuic.doctor.facts_model import EVALUATION, LEFT_IN_EVALUATION, MANNER, MANNER_BYTES, TRAINING
 from ciuic.doctor.probe.part import Model, Part, Step
 from ciuic.doctor.record import Facts, Question
 
@@ -15,6 +15,8 @@ MODELS_MAX = 3
 SETTINGS_EVERY = 8
 """Samples from one look at all settings to the next; modes are looked at in each."""
 MODULES_TOLD = 1024
+WITH_MODE = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.MultiheadAttention)
+"""Modules of torch that compute something else in evaluation mode."""
 TEXT_MAX = 100
 
 
@@ -30,10 +32,19 @@ class _Seen:
     """One byte for each module: 1 in training mode."""
     context: str = ""
     is_fresh: bool = False
+    trained: bytes = b""
+    """Modes of the last look at which the whole model was in training mode."""
+
+    def left_in_evaluation(self) -> int:
+        """Modules whose mode makes a difference, and has changed with that of the whole model."""
+        if not self.trained or self.modes[0]:
+            return 0
+        pairs = zip(self.modules, self.trained, self.modes, strict=True)
+        return sum(before and not now and isinstance(module, WITH_MODE) for (_, module), before, now in pairs)
 
 
 class Manner(Part):
-    """MANNER of sampled steps, and the texts behind it when somebody asks."""
+    """MANNER and LEFT_IN_EVALUATION of sampled steps, and the texts behind it when somebody asks."""
 
     def __init__(self, probe: Any) -> None:
         super().__init__(probe)
@@ -52,6 +63,8 @@ class Manner(Part):
             return
         seen.is_fresh = True
         seen.modes = bytes(module.training for _, module in seen.modules)
+        if seen.modes[0]:
+            seen.trained = seen.modes
         seen.context = _context(inputs, keywords)
         if seen.samples % SETTINGS_EVERY == 0:
             seen.settings = _digest("".join(_text(module) for _, module in seen.modules).encode())
@@ -68,6 +81,9 @@ class Manner(Part):
                 found.append([index, seen.structure, _digest(state)])
         if found:
             step.facts[MANNER] = found
+        left = sum(seen.left_in_evaluation() for seen in self._seen.values() if seen.is_fresh)
+        if left:
+            step.facts[LEFT_IN_EVALUATION] = left
 
     def after_step(self, step: Step) -> None:
         """A step ends."""

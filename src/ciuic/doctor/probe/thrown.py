@@ -67,13 +67,18 @@ class Thrown(Part):
         """Those that are left are used now."""
         seen, lines = self._fresh.pop(step.index, ({}, 0))
         gone = self._gone.pop(step.index, [])
-        if not step.due or step.closure or not gone or not seen:
+        if not step.due or step.closure or not gone:
             return
         now = _seen(step.optimizer)
+        if not seen and not any(
+            parameter.grad is not None and parameter.grad.any() for parameter in _watched(step.optimizer)
+        ):
+            step.facts[THROWN] = [len(gone), gone[-1][1], 1]
+            return
         same = now == seen if not self._is_exchanged else _tensors(now) == _tensors(seen)
         alike = [site for each, site in gone if each == lines]
         if same and alike:
-            step.facts[THROWN] = [len(alike), alike[-1]]
+            step.facts[THROWN] = [len(alike), alike[-1], 0]
 
     def after_step(self, step: Step) -> None:
         """What was computed for several optimizers was used by one of them."""
@@ -88,9 +93,12 @@ class Thrown(Part):
 
 
 def _seen(optimizer: Optimizer) -> Seen:
+    return {id(p): (id(p.grad), p.grad._version, p._version) for p in _watched(optimizer) if p.grad is not None}
+
+
+def _watched(optimizer: Optimizer) -> list[Tensor]:
     own = own_parameters(optimizer)
-    watched = own[:: max(1, len(own) // WATCHED)][:WATCHED]
-    return {id(p): (id(p.grad), p.grad._version, p._version) for p in watched if p.grad is not None}
+    return own[:: max(1, len(own) // WATCHED)][:WATCHED]
 
 
 def _tensors(seen: Seen) -> dict[int, tuple[int, int]]:

@@ -144,14 +144,24 @@ class Gradients(Rule):
         count, since = self._in_a_row(round_, THROWN, thrown > 0)
         if not thrown or count != THROWN_ROUNDS:
             return
-        where = next(iter(values.values()))[1]
+        _, where, none = next(iter(values.values()))
+        if none:
+            passes = "the backward pass" if thrown == 1 else f"all {thrown} backward passes"
+            cause = f"{passes} of each step are lost" if thrown > 1 else f"{passes} of each step is lost"
+            cause += f": gradients are cleared in {where}, and the optimizer's step has none"
+        else:
+            cause = (
+                f"{thrown} of {thrown + 1} backward passes of each step are lost: gradients are cleared in {where} "
+                "before the optimizer has used them"
+            )
         yield Finding(
             code="CIUIC-C6",
-            cause=f"{thrown} of {thrown + 1} backward passes of each step are lost: gradients are cleared in {where} "
-            "before the optimizer has used them",
+            cause=cause,
             step=since,
-            evidence={"backward_passes": thrown + 1, "lost": thrown},
-            confidence=0.8,
+            evidence={"backward_passes": thrown + 1 - none, "lost": thrown},
+            confidence=0.95 if none else 0.8,
+            severity=Severity.CRITICAL if none else None,
+            fix="call optimizer.zero_grad() before the backward pass or after the step" if none else "",
         )
 
     def _still(self, round_: Round) -> Iterator[Finding]:

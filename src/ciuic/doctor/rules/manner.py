@@ -5,7 +5,7 @@ from typing import Any
 
 from ciuic.doctor.case import Asked, Case, Round, Rule, odd_ones
 from ciuic.doctor.facts import PARAMETERS
-from ciuic.doctor.facts_model import EXCHANGE, MANNER, MODE, TRAINING
+from ciuic.doctor.facts_model import EXCHANGE, LEFT_IN_EVALUATION, MANNER, MODE, TRAINING
 from ciuic.doctor.facts_training import FORM
 from ciuic.doctor.finding import Finding, Severity
 from ciuic.doctor.rules.gathered import ranks_text
@@ -21,16 +21,21 @@ NAMES_MAX = 4
 
 
 class Manner(Rule):
-    """D6 and E5."""
+    """D6, D7 and E5."""
 
     def __init__(self) -> None:
         self._apart: dict[tuple[int, tuple[int, ...]], int] = {}
         """By model and ranks: samples in a row in which they differed."""
+        self._evaluating, self._since = 0, 0
+        """Samples in a row in which all ranks trained in evaluation mode, and the first of them."""
         self._forms: dict[tuple[int, ...], list[dict[int, tuple[str, float]]]] = {}
 
     def round(self, case: Case, round: Round) -> Iterable[Finding]:
         """Compare ranks that have the same modules."""
-        if round.optimizer or not _is_data_parallel(round):
+        if round.optimizer:
+            return
+        yield from self._left(round)
+        if not _is_data_parallel(round):
             return
         for (model, ranks), digests in _alike(round).items():
             differ = len(set(digests.values())) > 1
@@ -39,6 +44,25 @@ class Manner(Rule):
                 case.ask(self, MANNER, ranks, facts={"model": model}, about=(round.step, digests))
         for ranks in round.groups():
             yield from self._losses(round, ranks)
+
+    def _left(self, round_: Round) -> Iterable[Finding]:
+        """All ranks alike: one that differs is D6."""
+        values = round_.values(LEFT_IN_EVALUATION)
+        self._evaluating = self._evaluating + 1 if values and len(values) == len(round_.records) else 0
+        if self._evaluating == 1:
+            self._since = round_.step
+        if self._evaluating != ROUNDS_SURE:
+            return
+        yield Finding(
+            code="CIUIC-D7",
+            cause="the model trained in training mode before, and trains in evaluation mode since step "
+            f"{self._since} at "
+            f"the latest: {max(values.values())} dropout and normalisation modules do nothing of what they do in "
+            "training",
+            step=max(1, self._since),
+            evidence={"modules": max(values.values())},
+            confidence=0.85,
+        )
 
     def answered(self, case: Case, asked: Asked) -> Iterable[Finding]:
         """Name the first modules that differ."""

@@ -1,4 +1,4 @@
-"""Which backward passes were for nothing, in one process."""
+"""Backward passes for nothing, frozen parameters that move, models left in evaluation mode; in one process."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from ciuic.doctor.facts_model import FROZEN, THROWN
-from ciuic.doctor.probe.hooks import install
+from ciuic.doctor.facts_model import FROZEN, LEFT_IN_EVALUATION, THROWN
+from ciuic.doctor.probe.hooks import hook_model, install
+from ciuic.doctor.probe.manner import Manner
 from ciuic.doctor.probe.ownership import Ownership
+from ciuic.doctor.probe.part import Model, Part
 from ciuic.doctor.probe.probe import Probe
 from ciuic.doctor.probe.thrown import Thrown
 from ciuic.doctor.record import PROBE_FAILED, Notice, Record
@@ -28,13 +30,24 @@ class Box:
         return [message.facts.get(name) for message in self.messages if isinstance(message, Record)]
 
 
+class Hooked(Part):
+    """Forward passes of the models that are found."""
+
+    patches: Any
+
+    def model_found(self, model: Model) -> None:
+        hook_model(self.probe, model, self.patches)
+
+
 @pytest.fixture
 def box() -> Iterator[Box]:
     box = Box()
     probe = Probe(box, rank=0, world=1)  # ty: ignore[invalid-argument-type]
     patches = install(probe)
-    for kind in (Ownership, Thrown):
-        probe.add(kind(probe))
+    for kind in (Hooked, Ownership, Thrown, Manner):
+        part = kind(probe)
+        part.patches = patches  # ty: ignore[invalid-attribute-access]
+        probe.add(part)
     yield box
     patches.undo()
     for part in probe.parts:
@@ -133,6 +146,45 @@ def test_optimizers_that_step_in_turn_throw_nothing_away(box: Box):
         _loss(model).backward()
         both[turn % 2].step()
     assert set(box.facts(THROWN)) == {None}
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_are_cleared_before_the_step_are_told(box: Box, to_none: bool):
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        _loss(model).backward()
+        optimizer.zero_grad(set_to_none=to_none)
+        optimizer.step()
+    assert [each and (each[0], each[2]) for each in box.facts(THROWN)] == [None, (1, 1), (1, 1), (1, 1)]
+
+
+def _trains(model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int = 1) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        _loss(model).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("parts", [nn.Dropout, lambda: nn.BatchNorm1d(8), nn.Tanh])
+def test_a_model_that_goes_on_in_evaluation_mode_is_told_when_that_matters(box: Box, parts: Callable[[], nn.Module]):
+    model = nn.Sequential(nn.Linear(4, 8), parts(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    _trains(model, optimizer, steps=3)
+    model.eval()
+    _trains(model, optimizer)
+    assert box.facts(LEFT_IN_EVALUATION) == [None, None, None, None if parts is nn.Tanh else 1]
+
+
+def test_a_model_that_was_in_evaluation_mode_from_the_beginning_or_froze_a_part_is_not(box: Box):
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).eval()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    _trains(model, optimizer)
+    model.train()
+    _trains(model, optimizer)
+    model[1].eval()
+    _trains(model, optimizer)
+    assert box.facts(LEFT_IN_EVALUATION) == [None, None, None]
 
 
 @pytest.mark.parametrize("to_none", [True, False])
