@@ -1,6 +1,7 @@
 """Hooks beside what else a program does with torch: compiled modules, several optimizers, optimizers in optimizers."""
 
 import gc
+import sys
 import weakref
 from typing import Any
 
@@ -12,9 +13,10 @@ from ciuic.doctor.facts_model import EXCHANGE, NAMES, SHARED
 from ciuic.doctor.probe import flow as flows
 from ciuic.doctor.probe.flow import Flow
 from ciuic.doctor.probe.hooks import hook_model, install
+from ciuic.doctor.probe.loaded_later import WhenLoaded
 from ciuic.doctor.probe.named import named_parameters
 from ciuic.doctor.probe.ownership import Ownership
-from ciuic.doctor.probe.part import Call, Model
+from ciuic.doctor.probe.part import Call, Model, Part
 from ciuic.doctor.probe.probe import Probe
 from ciuic.doctor.record import PROBE_FAILED, Notice, Record
 
@@ -166,6 +168,52 @@ def test_optimizers_of_other_parameters_replace_nobody(probe):
         model(torch.ones(1, 4)).sum().backward()
         (one if step < 2 else two).step()
     assert (probe.number_of(0), probe.number_of(1)) == (2, 8)
+
+
+class _Reads(Part):
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self.seen: list[tuple[str, Any]] = []
+
+    def read(self, where: Any, what: Any) -> None:
+        self.seen.append(("read", where))
+
+    def read_into(self, where: Any, state: Any) -> None:
+        self.seen.append(("read_into", sorted(state)))
+
+
+def test_a_distributed_checkpoint_is_one_file_and_its_step_of_nothing_is_none(probe, tmp_path):
+    """torch reads it as many files, and steps once with rate 0, so that there are moments to fill."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    part = _Reads(probe)
+    probe.add(part)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    weights, moments = get_state_dict(model, optimizer)
+    state = {"model": weights, "optim": moments}
+    checkpoint.save(state, checkpoint_id=tmp_path)
+    checkpoint.load(state, checkpoint_id=tmp_path)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    assert part.seen == [("read_into", ["model", "optim"])]
+    assert (probe.step, probe.optimizers) == (0, [])
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert probe.step == 1
+
+
+def test_what_is_imported_later_is_told_once_and_not_after_the_end():
+    told: list[str] = []
+    sys.modules.pop("wave", None)
+    WhenLoaded("wave", lambda module: told.append(module.__name__))
+    import wave
+
+    WhenLoaded("wave", lambda module: told.append("again"))
+    gone = WhenLoaded("sndhdr_that_is_not", lambda module: told.append("never"))
+    gone.remove()
+    assert told == [wave.__name__, "again"]
+    assert gone not in sys.meta_path
 
 
 class _OwnLoader(torch.utils.data.DataLoader):

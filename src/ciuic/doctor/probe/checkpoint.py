@@ -40,6 +40,8 @@ class File:
     tensors: set[bytes] = field(default_factory=set)
     """Digests of weights."""
     steps: int = -1
+    is_asked: bool = False
+    """The program named its parts before it was read."""
 
     @property
     def is_training_state(self) -> bool:

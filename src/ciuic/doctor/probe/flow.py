@@ -1,5 +1,5 @@
-"""How gradients came about: forward passes around or through the wrapper, backward passes, what the program "
-"exchanged."""
+"""How gradients came about: forward passes around or through the wrapper, backward passes, and what the program
+exchanged."""
 
 import contextlib
 from collections.abc import Iterator

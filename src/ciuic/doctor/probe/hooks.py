@@ -18,9 +18,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ciuic.doctor.probe.discover import model_of
+from ciuic.doctor.probe.loaded_later import WhenLoaded
 from ciuic.doctor.probe.part import Model
 from ciuic.doctor.probe.patches import Patches
 from ciuic.doctor.probe.probe import Probe
+from ciuic.doctor.probe.stack import is_called_by
 
 Original = Callable[..., Any]
 
@@ -35,6 +37,7 @@ def install(probe: Probe) -> Patches:
     _scalers(probe, patches)
     _clipping(probe, patches)
     _states(probe, patches)
+    _files(probe, patches)
     _data(probe, patches)
     _saved_tensors(probe, patches)
     _joins(probe, patches)
@@ -90,8 +93,14 @@ def hook_model(probe: Probe, model: Model, patches: Patches) -> None:
 
 
 def _optimizers(probe: Probe, patches: Patches) -> None:
+    making_state: set[int] = set()
+    """Optimizers whose step of nothing is under way: torch's checkpoints make one, to have moments to fill."""
+
     def before(optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
+            return
+        if not optimizer.state and is_called_by("torch.distributed.checkpoint.state_dict"):
+            making_state.add(id(optimizer))
             return
         closure = keywords.get("closure", arguments[1] if len(arguments) > 1 else None)
         step = probe.attempt(optimizer, closure=callable(closure))
@@ -100,6 +109,9 @@ def _optimizers(probe: Probe, patches: Patches) -> None:
 
     def after(optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
         if torch.compiler.is_compiling():
+            return
+        if id(optimizer) in making_state:
+            making_state.discard(id(optimizer))
             return
         step = probe.attempt(optimizer, closure=False)
         step.taken = True
@@ -279,6 +291,10 @@ def _states(probe: Probe, patches: Patches) -> None:
     for owner in dict.fromkeys(owners):
         patches.around(owner, "load_state_dict", load)
 
+
+def _files(probe: Probe, patches: Patches) -> None:
+    parts: list[bool] = []
+
     def save(original: Original) -> Original:
         def save(*arguments: Any, **keywords: Any) -> Any:
             what = _first(arguments, keywords, "obj")
@@ -298,7 +314,8 @@ def _states(probe: Probe, patches: Patches) -> None:
             before = probe.enter("load")
             try:
                 what = original(*arguments, **keywords)
-                probe.emit("read", _first(arguments, keywords, "f"), what)
+                if not parts:  # else one of the many files of a checkpoint that is read as a whole
+                    probe.emit("read", _first(arguments, keywords, "f"), what)
             finally:
                 probe.enter(before)
             return what
@@ -306,6 +323,24 @@ def _states(probe: Probe, patches: Patches) -> None:
         return load
 
     patches.around(torch, "load", read)
+
+    def read_parts(original: Original) -> Original:
+        def load(*arguments: Any, **keywords: Any) -> Any:
+            state = _first(arguments, keywords, "state_dict")
+            before = probe.enter("load")
+            parts.append(True)
+            try:
+                result = original(*arguments, **keywords)
+            finally:
+                parts.pop()
+                probe.enter(before)
+            probe.emit("read_into", _first(arguments[1:], keywords, "checkpoint_id"), state)
+            return result
+
+        return load
+
+    checkpoints = "torch.distributed.checkpoint.state_dict_loader"
+    patches.handle(WhenLoaded(checkpoints, lambda module: patches.around(module, "load", read_parts)))
 
 
 def _data(probe: Probe, patches: Patches) -> None:

@@ -168,6 +168,9 @@ class Part:
     def read(self, where: Any, what: Any) -> None:
         """torch.load has returned; `where` is the path or file it was given."""
 
+    def read_into(self, where: Any, state: Any) -> None:
+        """torch.distributed.checkpoint has filled a state that the program gave it."""
+
     def batch(self, loader: Any, batch: Any, wait_s: float) -> None:
         """A DataLoader gave a batch; the loop waited for it so long."""
 

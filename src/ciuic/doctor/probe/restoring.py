@@ -50,6 +50,12 @@ class Restoring(Part):
         if self.probe.step == 0 and len(self._files) < FILES_MAX:
             self._files.append(look(where, what))
 
+    def read_into(self, where: Any, state: Any) -> None:
+        """A state that was filled from a checkpoint: what is in it was asked for."""
+        if self.probe.step == 0 and len(self._files) < FILES_MAX:
+            self._files.append(look(where, state))
+            self._files[-1].is_asked = True
+
     def saved_to(self, what: Any, where: Any) -> None:
         """Who writes which file?"""
         path = path_of(where)
@@ -149,7 +155,7 @@ class Restoring(Part):
             full = [saved for saved in file.optimizers if saved.has_state]
             if full and len([1 for known in self._optimizers.values() if known]) < len(full):
                 same = any(_alike(saved.groups, here) for saved in full)
-                sure = 0.95 if goes_on else 0.5 if same else 0.3
+                sure = 0.95 if goes_on else 0.85 if file.is_asked else 0.5 if same else 0.3
                 self._tell("optimizer", file.name, sure, "in the file and not loaded")
                 return
             steps = max([file.steps, *file.last_epochs])

@@ -1,6 +1,5 @@
 """Evidence about learning rates and their schedulers."""
 
-import sys
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -14,10 +13,10 @@ from torch.optim.swa_utils import SWALR
 from ciuic.doctor.facts_training import HYPER, LOW, RATES, SCHEDULE, STRAY
 from ciuic.doctor.probe.part import Model, Part, Step
 from ciuic.doctor.probe.probe import Probe
+from ciuic.doctor.probe.stack import is_called_by
 from ciuic.doctor.record import Facts, Question
 
 GROUPS_MAX = 4
-FRAMES_MAX = 12
 NAMES_MAX = 64
 PLANNED = ("num_training_steps", "total_steps", "max_steps", "total_iters", "training_steps", "T_max")
 """Names under which a schedule keeps how many steps it was made for."""
@@ -103,7 +102,7 @@ class Schedules(Part):
         if not attempts and (self._forwards or self._passes):
             known.early += 1
         if not known.steps:
-            known.is_prepared = _is_called_by("accelerate.scheduler")
+            known.is_prepared = is_called_by("accelerate.scheduler")
         known.steps += 1
         known.attempts, known.passes = attempts, self._passes
 
@@ -227,17 +226,6 @@ def _bound(function: Any) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # not bound yet
             continue
-
-
-def _is_called_by(module: str) -> bool:
-    frame = sys._getframe(1)
-    for _ in range(FRAMES_MAX):
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-        if frame.f_globals.get("__name__") == module:
-            return True
-    return False
 
 
 def _innermost(optimizer: Any) -> Any:

@@ -16,6 +16,7 @@ NOT_THE_PROGRAM = FRAMEWORKS | {
 _CODES: dict[int, tuple[CodeType, bool, str, str]] = {}
 """By id: a code, whether it is the program's, the name of its file, and the framework that it belongs to."""
 CODES_MAX = 4096
+CALLERS_MAX = 12
 SAVING = ("save", "checkpoint")
 """Parts of the names of functions that save."""
 
@@ -118,3 +119,15 @@ def all_queued_s() -> float:
         with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that has ended meanwhile
             found += int(path.read_bytes().split()[1]) / 1e9
     return found
+
+
+def is_called_by(module: str) -> bool:
+    """Whether one of the nearest frames of this thread belongs to a module."""
+    frame = sys._getframe(1)
+    for _ in range(CALLERS_MAX):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+        if frame.f_globals.get("__name__") == module:
+            return True
+    return False
