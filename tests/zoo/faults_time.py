@@ -102,6 +102,13 @@ FAULTS = (
         kind="resume",
     ),
     Fault(
+        id="parts_without_optimizer",
+        title="a distributed checkpoint is read, the optimizer's state in it is not given to the optimizer that steps",
+        letter="I",
+        codes=("CIUIC-I1",),
+        kind="resume",
+    ),
+    Fault(
         id="resume_empty_moments",
         title="the optimizer had no state yet when it was saved over: the moments are lost silently",
         letter="I",

@@ -164,8 +164,9 @@ PROGRAMS = (
         faults=_words("""
             resume_without_optimizer resume_empty_moments resume_without_scheduler resume_without_scaler
             resume_loads_nothing resume_replays load_into_copy load_on_rank0 moments_differ
+            parts_without_optimizer
         """),
-        variants=_words("plain prefix_removed fine_tune master_copy"),
+        variants=_words("plain prefix_removed fine_tune master_copy distributed_checkpoint"),
         generations=2,
     ),
     Program(

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict, set_state_dict
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
@@ -48,11 +50,16 @@ class Training:
         self.masters: list[Tensor] = []
         if zoo.fault == "load_into_copy" or zoo.variant == "master_copy":
             self.masters = [p.detach().clone().requires_grad_() for p in self.model.parameters()]
-        self.optimizer = torch.optim.AdamW(self.masters or self.model.parameters(), lr=5e-3)
-        total = zoo.steps
-        self.scheduler = LambdaLR(self.optimizer, lambda step: cosine(step, warmup=WARMUP, total=total, first=0.1))
+        self._make_optimizer()
+        self.in_parts = zoo.fault == "parts_without_optimizer" or zoo.variant == "distributed_checkpoint"
+        self.parts = zoo.checkpoint.with_suffix(".parts")
         self.scaler = GradScaler("cpu", init_scale=2.0**8, growth_interval=4)
         self.step = 0
+
+    def _make_optimizer(self) -> None:
+        self.optimizer = torch.optim.AdamW(self.masters or self.model.parameters(), lr=5e-3)
+        total = self.zoo.steps
+        self.scheduler = LambdaLR(self.optimizer, lambda step: cosine(step, warmup=WARMUP, total=total, first=0.1))
 
     def save(self) -> None:
         state = {
@@ -66,6 +73,10 @@ class Training:
             state = {"model": state["model"]}
         if self.zoo.fault == "resume_empty_moments":  # saved through a new wrapper that has no moments yet
             state["optimizer"] = torch.optim.AdamW(self.model.parameters(), lr=5e-3).state_dict()
+        if self.in_parts:
+            weights, moments = get_state_dict(self.model, self.optimizer)
+            checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=self.parts)
+            state = {name: value for name, value in state.items() if name not in ("model", "optimizer")}
         if self.zoo.rank == 0:
             torch.save(state, self.zoo.checkpoint)
         dist.barrier()
@@ -73,17 +84,29 @@ class Training:
     def load(self) -> None:
         zoo = self.zoo
         state = torch.load(zoo.checkpoint, weights_only=True)
-        if self.zoo.fault != "load_on_rank0" or zoo.rank == 0:
+        if self.in_parts:
+            self._load_parts()
+        elif self.zoo.fault != "load_on_rank0" or zoo.rank == 0:
             self._load_weights(state["model"])
         if zoo.variant == "fine_tune":
             return
-        if zoo.fault != "resume_without_optimizer" and not (zoo.fault == "moments_differ" and zoo.rank == 1):
+        loads_optimizer = not self.in_parts and zoo.fault != "resume_without_optimizer"
+        if loads_optimizer and not (zoo.fault == "moments_differ" and zoo.rank == 1):
             self.optimizer.load_state_dict(state["optimizer"])
         if zoo.fault != "resume_without_scheduler":
             self.scheduler.load_state_dict(state["scheduler"])
         if zoo.fault != "resume_without_scaler":
             self.scaler.load_state_dict(state["scaler"])
         self.step = state["step"]
+
+    def _load_parts(self) -> None:
+        weights, moments = get_state_dict(self.model, self.optimizer)
+        checkpoint.load({"model": weights, "optimizer": moments}, checkpoint_id=self.parts)
+        if self.zoo.fault == "parts_without_optimizer":
+            set_model_state_dict(self.model, weights)
+            self._make_optimizer()
+        else:
+            set_state_dict(self.model, self.optimizer, model_state_dict=weights, optim_state_dict=moments)
 
     def _load_weights(self, weights: Any) -> None:
         if self.masters:

@@ -339,8 +339,11 @@ def _files(probe: Probe, patches: Patches) -> None:
 
         return load
 
-    checkpoints = "torch.distributed.checkpoint.state_dict_loader"
-    patches.handle(WhenLoaded(checkpoints, lambda module: patches.around(module, "load", read_parts)))
+    def checkpoints(package: Any) -> None:
+        for module in (package, package.state_dict_loader):
+            patches.around(module, "load", read_parts)
+
+    patches.handle(WhenLoaded("torch.distributed.checkpoint", checkpoints))
 
 
 def _data(probe: Probe, patches: Patches) -> None:
