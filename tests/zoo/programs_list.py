@@ -25,6 +25,7 @@ PROGRAMS = (
             plain frozen frozen_filtered unused_allowed spare_layer static_graph bucket_view small_buckets one_bit sgd
             no_decay fused foreach adagrad stream stream_workers workers no_shuffle smoothing evaluate_on_rank0
             evaluate_all save_on_rank0 ema swa early_stopping join_uneven load_partly
+            optimizer_anew
         """),
         modules={
             "unfreeze_after_wrap": "body.0",

@@ -59,7 +59,7 @@ def make_model(zoo: Zoo) -> Net:
 
 def wrap(zoo: Zoo, model: Net) -> DistributedDataParallel:
     options: dict[str, Any] = {
-        "find_unused_parameters": zoo.variant in ("unused_allowed", "spare_layer"),
+        "find_unused_parameters": zoo.variant in ("unused_allowed", "spare_layer", "optimizer_anew"),
         "static_graph": zoo.variant == "static_graph",
         "gradient_as_bucket_view": zoo.variant == "bucket_view",
         "bucket_cap_mb": 0.002 if zoo.variant == "small_buckets" else 25,
@@ -244,6 +244,10 @@ def train(zoo: Zoo, ddp: DistributedDataParallel, optimizer: torch.optim.Optimiz
     swa = torch.optim.swa_utils.AveragedModel(model) if zoo.variant == "swa" else None
     best = float("inf")
     for step, x, y in batches(zoo):
+        if zoo.variant == "optimizer_anew" and step == zoo.steps // 3:
+            model.body[0].requires_grad_(False)
+            model.body[0].zero_grad()
+            optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
         if zoo.fault != "no_zero_grad":
             optimizer.zero_grad(set_to_none=zoo.variant != "bucket_view")
         loss = train_step(zoo, ddp, x, y, step)
