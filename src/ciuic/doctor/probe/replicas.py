@@ -1,5 +1,6 @@
 """Digests of parameters, gradients and buffers, for replicas that must be equal."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 from ciuic.doctor.case import REPLICAS
 from ciuic.doctor.facts import BUFFERS, CHILDREN, GRADIENTS, KINDS, PARAMETERS
 from ciuic.doctor.facts_model import EVALUATED, MODE, MODEL, OPTIMIZER_STATE, SKETCH
-from ciuic.doctor.probe.digests import DIGEST_BYTES, children, leaves, root
+from ciuic.doctor.probe.digests import DIGEST_BYTES, children, digest, leaves, root
 from ciuic.doctor.probe.named import (
     comparable,
     is_distributed,
@@ -77,8 +78,9 @@ class Replicas(Part):
         if not is_distributed() or step.index in self.probe.tools:
             return
         named, ranks = self._named(step)
-        found = {PARAMETERS: leaves(named.items())}
-        folds = {PARAMETERS: {name: fold(tensor) for name, tensor in named.items()}}
+        found: Held = {}
+        folds: dict[str, Any] = {}
+        found[PARAMETERS], folds[PARAMETERS] = _look(named)
         if not step.closure:
             self._gradients(step, named, found, folds)
         if any(self._buffers.values()):
@@ -118,8 +120,7 @@ class Replicas(Part):
     def _gradients(self, step: Step, named: dict[str, Tensor], found: Held, folds: dict[str, Any]) -> None:
         own = {id(parameter) for parameter in own_parameters(step.optimizer)}
         gradients = {name: tensor.grad for name, tensor in named.items() if id(tensor) in own}
-        found[GRADIENTS] = leaves(gradients.items())
-        folds[GRADIENTS] = {name: fold(gradient) for name, gradient in gradients.items()}
+        found[GRADIENTS], folds[GRADIENTS] = _look(gradients)
 
     def _evaluate(self, model: Model) -> None:
         count = self._evaluations[model.index] = self._evaluations.get(model.index, 0) + 1
@@ -149,6 +150,14 @@ class Replicas(Part):
             self._held.pop(next(iter(self._held)))
         while len(self._folds) > SKETCHES_HELD:
             self._folds.pop(next(iter(self._folds)))
+
+
+def _look(named: Mapping[str, Tensor | None]) -> tuple[dict[str, bytes], dict[str, Tensor | None]]:
+    """Digests and folds. One tensor after the other: the second look at it finds it in the processor's cache."""
+    digests, folds = {}, {}
+    for name, tensor in named.items():
+        digests[name], folds[name] = digest(tensor), fold(tensor)
+    return digests, folds
 
 
 def _must_be_equal(model: Model) -> dict[str, Tensor]:
