@@ -11,6 +11,7 @@ from ciuic.doctor.probe.part import Call
 from ciuic.doctor.probe.patches import Patches
 from ciuic.doctor.probe.probe import Probe
 from ciuic.doctor.probe.stack import site
+from ciuic.doctor.record import PROBE_FAILED
 
 METHODS = {
     "allreduce": "all_reduce",
@@ -59,6 +60,7 @@ class Calls:
         self._probe = probe
         self._groups: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
         self._made: dict[str, int] = {}
+        self._has_failed = False
         self._works: dict[int, Call] = {}
         for method, name in METHODS.items():
             patches.around(dist.ProcessGroup, method, self._make(name))
@@ -71,7 +73,9 @@ class Calls:
             def collective(group: Any, *arguments: Any, **keywords: Any) -> Any:
                 if getattr(probe._inside, "now", False):
                     return original(group, *arguments, **keywords)
-                call = self._call(name, group, arguments, keywords)
+                call = self._described(name, group, arguments, keywords)
+                if call is None:
+                    return original(group, *arguments, **keywords)
                 before = probe.enter("collective")
                 probe.emit("collective_begin", call)
                 work = original(group, *arguments, **keywords)
@@ -120,6 +124,16 @@ class Calls:
             known = _Group(name if times == 1 else f"{name}#{times}", ranks, str(dist.get_backend(group)))
             self._groups[group] = known
         return known
+
+    def _described(self, name: str, group: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call | None:
+        """None: one that cannot be described, as of a group that torch does not know; it is made all the same."""
+        try:
+            return self._call(name, group, arguments, keywords)
+        except Exception as error:  # noqa: BLE001 - groups are made in many ways, some by hand
+            if not self._has_failed:
+                self._has_failed = True
+                self._probe.note(PROBE_FAILED, part="Calls", event=name, error=f"{type(error).__name__}: {error}"[:300])
+            return None
 
     def _call(self, name: str, group: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
         known = self._group(group)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ciuic.doctor.facts_training import GRADIENT_NOT_FINITE
+from ciuic.doctor.probe.on_module import OnModule
 from ciuic.doctor.probe.probe import Probe
 
 WINDOWS_MAX = 6
@@ -43,7 +44,7 @@ class Closer:
                 continue
             for name, module in list(model.module.named_modules())[:MODULES_MAX]:
                 if not any(True for _ in module.children()) and not isinstance(module, torch.jit.ScriptModule):
-                    self._handles.append(module.register_forward_hook(self._outputs(name)))
+                    self._handles.append(module.register_forward_hook(OnModule(self._outputs(name))))
             for name, parameter in model.parameters():
                 if parameter.requires_grad and parameter.is_leaf:
                     self._handles.append(parameter.register_hook(self._gradients(name)))

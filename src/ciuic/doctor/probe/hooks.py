@@ -3,12 +3,14 @@
 import contextlib
 import functools
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import GradientEdge
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -19,6 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ciuic.doctor.probe.discover import model_of
 from ciuic.doctor.probe.loaded_later import WhenLoaded
+from ciuic.doctor.probe.on_module import AroundHook, OnModule
 from ciuic.doctor.probe.part import Model
 from ciuic.doctor.probe.patches import Patches
 from ciuic.doctor.probe.probe import Probe
@@ -50,8 +53,6 @@ def hook_model(probe: Probe, model: Model, patches: Patches) -> None:
     # where torch.compile traces a hook, it must find nothing: anything else would break the graph or compile anew
 
     def begin(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():
-            return
         if torch.is_grad_enabled():
             model.forwards += 1
             model.passes[0] += 1
@@ -59,14 +60,10 @@ def hook_model(probe: Probe, model: Model, patches: Patches) -> None:
         probe.emit("forward_begin", model, inputs, keywords)
 
     def end(module: nn.Module, inputs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
         probe.emit("forward_end", model, output)
         probe.enter("other")
 
     def through(module: nn.Module, inputs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
         probe.emit("wrapper_begin", model)
         if torch.is_grad_enabled():
             synced = bool(getattr(module, "require_backward_grad_sync", True))
@@ -76,9 +73,9 @@ def hook_model(probe: Probe, model: Model, patches: Patches) -> None:
 
     def around(original: Original) -> Original:
         def call(*inputs: Any, **keywords: Any) -> Any:
-            begin(model.module, inputs, keywords)
+            OnModule(begin)(model.module, inputs, keywords)
             output = original(*inputs, **keywords)
-            end(model.module, inputs, output)
+            OnModule(end)(model.module, inputs, output)
             return output
 
         return call
@@ -86,10 +83,10 @@ def hook_model(probe: Probe, model: Model, patches: Patches) -> None:
     if getattr(model.module, "_compiled_call_impl", None) is not None:  # module.compile(): it traces its own hooks
         patches.around(model.module, "_compiled_call_impl", around)
     else:
-        patches.handle(model.module.register_forward_pre_hook(begin, with_kwargs=True))
-        patches.handle(model.module.register_forward_hook(end))
+        patches.handle(model.module.register_forward_pre_hook(OnModule(begin), with_kwargs=True))
+        patches.handle(model.module.register_forward_hook(OnModule(end)))
     if model.wrapper is not None:
-        patches.handle(model.wrapper.register_forward_pre_hook(through))
+        patches.handle(model.wrapper.register_forward_pre_hook(OnModule(through)))
 
 
 def _optimizers(probe: Probe, patches: Patches) -> None:
@@ -123,6 +120,8 @@ def _optimizers(probe: Probe, patches: Patches) -> None:
 
     def zero(original: Original) -> Original:
         def zero_grad(owner: Any, *arguments: Any, **keywords: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(owner, *arguments, **keywords)
             probe.emit("zero_grad", owner)
             return original(owner, *arguments, **keywords)
 
@@ -148,12 +147,7 @@ def _wrappers(probe: Probe, patches: Patches) -> None:
             if not callable(hook) or not hasattr(hook, "__name__"):
                 return original(wrapper, state, hook)
 
-            @functools.wraps(hook)  # DDP looks at its name and its signature
-            def seen(state: object, bucket: Any) -> Any:
-                probe.emit("bucket", bucket)
-                return hook(state, bucket)
-
-            return original(wrapper, state, seen)
+            return original(wrapper, state, AroundHook(hook, functools.partial(probe.emit, "bucket")))
 
         return register_comm_hook
 
@@ -164,7 +158,12 @@ def _wrappers(probe: Probe, patches: Patches) -> None:
 def _backward(probe: Probe, patches: Patches) -> None:
     def make(original: Original) -> Original:
         def backward(tensors: Any, *arguments: Any, **keywords: Any) -> None:
-            roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+            if torch.compiler.is_compiling():
+                return original(tensors, *arguments, **keywords)
+            if not isinstance(tensors, torch.Tensor | GradientEdge):
+                tensors = tuple(tensors)  # an iterator can be asked once
+            given = tensors if type(tensors) is tuple else (tensors,)
+            roots = tuple(root for root in given if isinstance(root, torch.Tensor))
             before = probe.enter("backward")
             probe.emit("backward_begin", roots)
             original(tensors, *arguments, **keywords)
@@ -219,6 +218,8 @@ def _scalers(probe: Probe, patches: Patches) -> None:
 
     def scale(original: Original) -> Original:
         def scale(scaler: Any, outputs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(scaler, outputs)
             result = original(scaler, outputs)
             if scaler.is_enabled():
                 probe.emit("scaled", scaler, outputs)
@@ -262,6 +263,8 @@ def _scalers(probe: Probe, patches: Patches) -> None:
 def _clipping(probe: Probe, patches: Patches) -> None:
     def make(original: Original) -> Original:
         def clip_grad_norm_(parameters: Any, max_norm: float, *arguments: Any, **keywords: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(parameters, max_norm, *arguments, **keywords)
             given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
             norm = original(given, max_norm, *arguments, **keywords)
             probe.emit("clipped", given, float(max_norm), norm)
@@ -352,7 +355,7 @@ def _data(probe: Probe, patches: Patches) -> None:
             probe.emit("loader_begins", loader)
             found = original(loader)
             with contextlib.suppress(AttributeError):  # a generator of the program's own has no room
-                found._ciuic_loader, found._ciuic_batches = loader, 0
+                found._ciuic_loader, found._ciuic_batches = weakref.ref(loader), 0
             return found
 
         return __iter__
@@ -360,7 +363,7 @@ def _data(probe: Probe, patches: Patches) -> None:
     def following(original: Original) -> Original:
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands for that method
             before, began_s = probe.enter("data"), time.perf_counter()
-            loader = getattr(iterator, "_ciuic_loader", None)
+            loader = getattr(iterator, "_ciuic_loader", _nothing)()
             try:
                 batch = original(iterator)
             except StopIteration:
@@ -392,13 +395,16 @@ def _saved_tensors(probe: Probe, patches: Patches) -> None:
     def enter(original: Original) -> Original:
         def __enter__(hooks: Any) -> None:  # noqa: N807 - it stands for that method
             original(hooks)
-            probe.packing += 1
+            if not torch.compiler.is_compiling():
+                probe.packing += 1
 
         return __enter__
 
     def leave(original: Original) -> Original:
         def __exit__(hooks: Any, *arguments: object) -> None:  # noqa: N807 - it stands for that method
             original(hooks, *arguments)
+            if torch.compiler.is_compiling():
+                return
             probe.packing -= 1
             probe.packed_until = torch.autograd._get_sequence_nr()
 
@@ -418,6 +424,10 @@ def _joins(probe: Probe, patches: Patches) -> None:
         return _get_num_nonjoined_procs
 
     patches.around(Join, "_get_num_nonjoined_procs", make)
+
+
+def _nothing() -> None:
+    """In the place of a reference."""
 
 
 def _first(arguments: tuple[Any, ...], keywords: dict[str, Any], name: str) -> Any:

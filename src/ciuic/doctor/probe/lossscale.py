@@ -20,6 +20,8 @@ from ciuic.doctor.probe.witness import UNKNOWN, Witness
 REDUCTIONS = ("all_reduce", "all_reduce_coalesced", "reduce")
 STEPS_READ = 20
 """The losses of so many first steps are all read: labels that differ by chance differ less often than that."""
+PASSES_MAX = 1024
+"""Since the last step, or since gradients were cleared: a program may do neither."""
 NAME_MAX, SITE_MAX = 80, 60
 CLIP_EPSILON = 1e-6
 """torch.nn.utils.clip_grad_norm_ divides by the norm plus this."""
@@ -64,9 +66,9 @@ class LossScale(Part):
         self._loss = None
         if root is None or type(root) is not Tensor or root.numel() != 1:
             return
-        if self.close:
+        if self.close and len(self._losses) < PASSES_MAX:
             self._losses.append(root.item())
-        if self.probe.packing == 0:
+        if self.probe.packing == 0 and sum(map(len, self._forms.values())) < PASSES_MAX:
             form = read_form(root, safe_from=self.probe.packed_until)
             self._forms.setdefault(site(), []).append(form)
 

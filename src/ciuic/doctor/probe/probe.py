@@ -1,5 +1,6 @@
 """The probe: gives events to the parts, counts steps, sends records. One for a process."""
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -163,7 +164,12 @@ class Probe:
                 return index
         index = len(self.optimizers)
         self.optimizers.append(optimizer)
-        for model in find_models(optimizer, self.models, trained=trained):
+        try:
+            models = find_models(optimizer, self.models, trained=trained)
+        except Exception as error:  # noqa: BLE001 - it looks at everything that the program has made
+            self._failed(find_models, "step", error)
+            models = []
+        for model in models:
             self.found(model)
         self.heirs.found(self.optimizers, index)
         self.emit("optimizer_found", optimizer, index)
@@ -241,11 +247,15 @@ class Probe:
 
 
 def _is_of_signal(error: Exception) -> bool:
-    """Whether torch's handler of SIGCHLD raised it: a data worker has died."""
+    """Whether a signal's handler raised it: torch's for data workers that have died, or one of the program's."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers} - {None}
     line = error.__traceback__
-    while line is not None and line.tb_next is not None:
+    while line is not None:
+        if line.tb_frame.f_code in codes:
+            return True
         line = line.tb_next
-    return line is not None and line.tb_frame.f_code.co_filename.endswith("signal_handling.py")
+    return False
 
 
 def ranks_here() -> tuple[int, int]:
