@@ -129,6 +129,22 @@ def test_a_module_with_a_method_of_its_own_anywhere_in_the_process_ends_no_step(
     assert isinstance(odd, nn.Module)
 
 
+def test_models_and_optimizers_that_a_program_makes_again_and_again_are_let_go(probe: Probe):
+    made: list[Any] = []
+    for _ in range(200):
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.Adam(model.parameters())
+        made += [weakref.ref(model), weakref.ref(optimizer)]
+        for _ in range(2):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+    gc.collect()
+    assert sum(each() is not None for each in made) == 2
+    assert len(probe.optimizers) <= 4
+    assert len(probe.models) <= 1
+    assert len(probe.patches._handles) < 1000  # ty: ignore[unresolved-attribute]
+
+
 def test_a_group_that_torch_does_not_know_is_used_and_that_is_told_once(probe: Probe):
     Calls(probe, probe.patches)  # ty: ignore[unresolved-attribute]
     store = dist.HashStore()

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from doctor_rounds import Room
 
+from ciuic.doctor.facts_model import EXCHANGE, MODE
 from ciuic.doctor.facts_training import FORM, HYPER, LOW, RATES, SCHEDULE, STRAY
 from ciuic.doctor.finding import Severity
 from ciuic.doctor.rules.schedule import Schedule
@@ -114,6 +115,15 @@ def test_a_rate_that_differs_names_the_rank():
     room = Room(Schedule(), world=3)
     found = room.step(1, {0: {RATES: [0.1]}, 1: {RATES: [0.1]}, 2: {RATES: [0.2]}})
     assert [(finding.code, finding.ranks) for finding in found] == [("CIUIC-G4", (2,))]
+
+
+@pytest.mark.parametrize(("exchange", "found"), [(None, False), ([1, 0, 0, 0], True), ([0, 0, 1, 1], True)])
+def test_rates_of_models_that_exchange_nothing_may_differ(exchange: list[int] | None, found: bool):
+    room = Room(Schedule())
+    facts = {MODE: "plain"} | ({EXCHANGE: exchange} if exchange else {})
+    for step in (1, 2, 3):
+        room.step(step, {0: {**facts, RATES: [0.1]}, 1: {**facts, RATES: [0.2]}})
+    assert bool(room.found) is found
 
 
 def test_another_setting_is_asked_for_once_and_named():

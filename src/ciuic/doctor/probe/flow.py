@@ -2,11 +2,13 @@
 exchanged."""
 
 import contextlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -15,7 +17,6 @@ from ciuic.doctor.probe.compiled import has_compiled
 from ciuic.doctor.probe.named import is_distributed, mode_of, models_of, names_of, own_parameters
 from ciuic.doctor.probe.namesake import Names
 from ciuic.doctor.probe.part import Call, Model, Part, Step
-from ciuic.doctor.probe.spans import Spans
 
 EXCHANGING = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 """Calls, by the beginning of their name, that can make gradients or parameters equal."""
@@ -27,6 +28,16 @@ SITES_MAX = 16
 """Places of the program whose collectives after a step are looked at."""
 EXTRA_CLOSE = 4
 """So many steps after an exchange of parameters are sampled; then one after each ten exchanges."""
+
+
+def _nobody() -> None:
+    """In the place of a reference."""
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where the memory begins that a tensor is in; 0: nowhere."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.untyped_storage().data_ptr() if local.layout is torch.strided else 0
 
 
 class _Count:
@@ -57,6 +68,8 @@ class Flow(Part):
         self._calls = 0
         """Collectives of several ranks, larger than metrics."""
         self._after_step: list[Any] = [0, ""]
+        self._stepped: Callable[[], Optimizer | None] = _nobody
+        """The last optimizer that has stepped."""
         self._of_gradients: dict[str, bool] = {}
         """By place of the program: whether what it exchanges after a step are gradients."""
         self._watch_no_sync()
@@ -132,8 +145,10 @@ class Flow(Part):
     def _is_of_gradients(self, call: Call) -> bool:
         known = self._of_gradients.get(call.site)
         if known is None and len(self._of_gradients) < SITES_MAX:
-            spans = Spans(self.probe.models)
-            known = self._of_gradients[call.site] = any(spans.find(tensor) is not None for tensor in call.tensors)
+            optimizer = self._stepped()
+            own = own_parameters(optimizer) if optimizer is not None else []
+            gradients = {_memory(parameter.grad) for parameter in own if parameter.grad is not None}
+            known = self._of_gradients[call.site] = any(_memory(tensor) in gradients - {0} for tensor in call.tensors)
         return bool(known)
 
     # ---- steps ---------------------------------------------------------------------------------------------
@@ -155,7 +170,7 @@ class Flow(Part):
             self._after_step = [0, ""]
         if self._where != "parameters":  # else between steps of two optimizers
             self._elements["parameters"] = 0
-        self._where, self._has_stepped = "parameters", True
+        self._where, self._has_stepped, self._stepped = "parameters", True, weakref.ref(step.optimizer)
 
     def _tell(self, step: Step) -> None:
         models = models_of(step.optimizer, self.probe.models)

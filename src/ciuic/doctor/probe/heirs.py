@@ -24,6 +24,11 @@ class Heirs:
                 self._of[index] = at
                 return
 
+    def forget(self, index: int) -> None:
+        """The optimizer that had this index is no more."""
+        self._of = {heir: earlier for heir, earlier in self._of.items() if index not in (heir, earlier)}
+        self._alone.pop(index, None)
+
     def of(self, index: int) -> int | None:
         """The optimizer whose parameters this one has, too."""
         return self._of.get(index)

@@ -91,7 +91,8 @@ class LossScale(Part):
 
     def optimizer_replaced(self, index: int, heir: int) -> None:
         self._witnesses.clear()
-        self._steps[index] += self._steps.pop(heir, 0)
+        if heir != index:
+            self._steps[index] += self._steps.pop(heir, 0)
 
     # ---- what multiplies gradients ---------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """How this rank computes: modes and settings of its modules. Ranks that train one model do it alike."""
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ TEXT_MAX = 100
 class _Seen:
     """Of one model."""
 
-    modules: list[tuple[str, nn.Module]]
+    known: list[tuple[str, weakref.ref[nn.Module]]]
     structure: bytes
     samples: int = 0
     settings: bytes = b""
@@ -34,6 +35,11 @@ class _Seen:
     is_fresh: bool = False
     trained: bytes = b""
     """Modes of the last look at which the whole model was in training mode."""
+
+    @property
+    def modules(self) -> list[tuple[str, nn.Module | None]]:
+        """Paths and modules; None for one that the program has let go."""
+        return [(path, reference()) for path, reference in self.known]
 
     def left_in_evaluation(self) -> int:
         """Modules whose mode makes a difference, and has changed with that of the whole model."""
@@ -62,7 +68,7 @@ class Manner(Part):
         if seen.is_fresh:
             return
         seen.is_fresh = True
-        seen.modes = bytes(module.training for _, module in seen.modules)
+        seen.modes = bytes(module is not None and module.training for _, module in seen.modules)
         if seen.modes[0]:
             seen.trained = seen.modes
         seen.context = _context(inputs, keywords)
@@ -109,7 +115,7 @@ class Manner(Part):
 def _first_look(module: nn.Module) -> _Seen:
     modules = list(module.named_modules())
     names = ";".join(f"{path} {type(each).__name__}" for path, each in modules)
-    return _Seen(modules=modules, structure=_digest(names.encode()))
+    return _Seen(known=[(path, weakref.ref(each)) for path, each in modules], structure=_digest(names.encode()))
 
 
 def _context(inputs: tuple[Any, ...], keywords: dict[str, Any]) -> str:
@@ -122,8 +128,10 @@ def _context(inputs: tuple[Any, ...], keywords: dict[str, Any]) -> str:
     return f"autocast {autocast}"
 
 
-def _text(module: nn.Module) -> str:
+def _text(module: nn.Module | None) -> str:
     """Class and settings of torch's own modules; what others say about themselves may hold anything."""
+    if module is None:
+        return ""
     name = type(module).__name__
     return f"{name}({module.extra_repr()})" if type(module).__module__.startswith("torch.nn.") else name
 

@@ -107,7 +107,7 @@ class Ownership(Part):
         names = names_of(models)
         own = own_parameters(step.optimizer)
         trainable = [parameter for parameter in own if parameter.requires_grad]
-        bare = [names.get(id(p), f"{STRANGER}.{at}") for at, p in enumerate(own) if p.requires_grad and p.grad is None]
+        bare = [names.get(id(p), f"{STRANGER}.{at}") for at, p in enumerate(own) if _lacks(p)]
         unowned = self._that_stay(self._unowned(step))
         strangers = [p for p in trainable if id(p) not in names and p.grad is None]
         if unowned and not strangers:  # an optimizer of a copy: all that it owns is without a gradient
@@ -170,7 +170,7 @@ class Ownership(Part):
         for model in models:
             for module in model.module.modules():
                 direct = [p for p in module._parameters.values() if p is not None and p.requires_grad and id(p) in own]
-                missing = [names[id(p)] for p in direct if p.grad is None and id(p) in names]
+                missing = [names[id(p)] for p in direct if _lacks(p) and id(p) in names]
                 if not missing:
                     continue
                 how = self._called.how(module) if len(missing) == len(direct) and _is_leaf(module) else ""
@@ -194,6 +194,11 @@ class Ownership(Part):
                 same = int(self._used_at.get(index) == self._backwards)
                 told = [names.get(id(parameter), STRANGER) for parameter in both]
                 self._names.tell(step, SHARED, told, other=index, same=same)
+
+
+def _lacks(parameter: Tensor) -> bool:
+    """Whether it should have a gradient and has none. A shard may have no element."""
+    return parameter.requires_grad and parameter.grad is None and parameter.numel() > 0
 
 
 def _is_leaf(module: nn.Module) -> bool:

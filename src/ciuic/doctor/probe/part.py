@@ -1,5 +1,6 @@
 """What a part of the probe sees. A part looks at one class of faults, on its own rank."""
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,28 +14,54 @@ if TYPE_CHECKING:
     from ciuic.doctor.probe.probe import Probe
 
 
-@dataclass(eq=False, kw_only=True)
-class Model:
-    """A module that an optimizer trains, or that was wrapped."""
+_GONE = nn.Module()
+"""In the place of a module that the program has let go: it has nothing to look at."""
 
-    index: int
-    module: nn.Module
-    """Without wrappers: names are those of its own parameters."""
-    wrapper: nn.Module | None = None
-    """DistributedDataParallel, when there is one."""
-    kind: str = "plain"
-    """plain, ddp, sharded (FSDP2: parameters are DTensors) or ledger (synchronised by Ciuic between nodes)."""
-    ranks: tuple[int, ...] = ()
-    """That must hold the same parameters, when something says so (a DDP's group, a replicate mesh)."""
-    wrapper_forwards: int = 0
-    """Training forward passes through the wrapper since the last optimizer step."""
-    forwards: int = 0
-    """Training forward passes of the module itself since the last optimizer step."""
-    synced_forwards: int = 0
-    """Of those through the wrapper, the ones after which DDP reduces (not under no_sync)."""
-    passes: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
-    """Training forward passes since the start: of the module, through the wrapper, of those with a reduction after
-    them, and whether the last one through the wrapper was such a one."""
+
+class Model:
+    """A module that an optimizer trains, or that was wrapped. It is the program's: this keeps nothing alive."""
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        module: nn.Module,
+        wrapper: nn.Module | None = None,
+        kind: str = "plain",
+        ranks: tuple[int, ...] = (),
+    ) -> None:
+        self.index = index
+        self.kind = kind
+        """plain, ddp, sharded (FSDP2: parameters are DTensors) or ledger (synchronised by Ciuic between nodes)."""
+        self.ranks = ranks
+        """That must hold the same parameters, when something says so (a DDP's group, a replicate mesh)."""
+        self.wrapper_forwards = 0
+        """Training forward passes through the wrapper since the last optimizer step."""
+        self.forwards = 0
+        """Training forward passes of the module itself since the last optimizer step."""
+        self.synced_forwards = 0
+        """Of those through the wrapper, the ones after which DDP reduces (not under no_sync)."""
+        self.passes = [0, 0, 0, 0]
+        """Training forward passes since the start: of the module, through the wrapper, of those with a reduction after
+        them, and whether the last one through the wrapper was such a one."""
+        self._module = weakref.ref(module)
+        self._wrapper = None if wrapper is None else weakref.ref(wrapper)
+
+    @property
+    def module(self) -> nn.Module:
+        """Without wrappers: names are those of its own parameters. Empty when the program has let it go."""
+        module = self._module()
+        return _GONE if module is None else module
+
+    @property
+    def wrapper(self) -> nn.Module | None:
+        """DistributedDataParallel, while there is one."""
+        return None if self._wrapper is None else self._wrapper()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the program still has it."""
+        return self._module() is not None
 
     @property
     def name(self) -> str:
@@ -109,7 +136,8 @@ class Part:
 
     def optimizer_replaced(self, index: int, heir: int) -> None:
         """The optimizer that was known as `heir` has this index from now on: it has the parameters of the one that had
-        it, which steps no more. It is about to step."""
+        it, which steps no more. It is about to step. They are the same where one got the index of another that is no
+        more."""
 
     def forward_begin(self, model: Model, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """The module itself is called; a DDP has broadcast its buffers."""

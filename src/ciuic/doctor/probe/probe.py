@@ -3,7 +3,8 @@
 import signal
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -20,6 +21,19 @@ from ciuic.doctor.record import PROBE_FAILED, Facts, Notice, Question, Record
 from ciuic.doctor.sampling import COST, STEP_TIME, Sampler
 
 FACTS_BYTES_MAX = 1024
+SEARCHES_MAX = 64
+"""Optimizers whose models are searched for in all that the interpreter holds, which takes long; those of later ones are
+known when they were wrapped."""
+
+
+class _Gone:
+    """In the place of an optimizer that the program has let go."""
+
+    param_groups: tuple[()] = ()
+    state: Mapping[Any, Any] = {}
+
+
+_GONE: Any = _Gone()
 
 
 class Probe:
@@ -29,9 +43,12 @@ class Probe:
         self.rank, self.world = rank, world
         self.courier = courier
         self.sampler = Sampler(every=every)
-        self.models: list[Model] = []
+        self._models: list[Model] = []
+        self._models_found = self._searches = 0
         self.parts: list[Part] = []
-        self.optimizers: list[Optimizer] = []
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        """By index, which a new one gets from one that is no more. Nothing is kept alive: a program may train one model
+        after the other."""
         self.phase, self.phase_since_s = "start", time.monotonic()
         self.thread = threading.get_ident()
         """The thread that trains: at first the one that made this."""
@@ -57,6 +74,16 @@ class Probe:
         self.spent_ns = 0
         """Processor time of the parts in the program's own threads, in all."""
         self._last_s, self._last_number = time.perf_counter(), 0
+
+    @property
+    def models(self) -> list[Model]:
+        """Those that the program still has."""
+        return [model for model in self._models if model.is_there]
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """By index; an empty one for those that are no more."""
+        return [reference() or _GONE for reference in self._optimizers]
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
@@ -154,32 +181,47 @@ class Probe:
 
     def found(self, model: Model) -> None:
         """A new model."""
-        self.models.append(model)
+        model.index, self._models_found = self._models_found, self._models_found + 1
+        self._models = [*self.models, model]
         self.emit("model_found", model)
 
     def index_of(self, optimizer: Optimizer, *, trained: bool = True) -> int:
         """Of an optimizer; a new one is looked at first."""
-        for index, known in enumerate(self.optimizers):
-            if known is optimizer:
+        for index, known in enumerate(self._optimizers):
+            if known() is optimizer:
                 return index
-        index = len(self.optimizers)
-        self.optimizers.append(optimizer)
+        index = self._room()
+        is_again = index < len(self._optimizers)
+        self._optimizers[index : index + 1] = [weakref.ref(optimizer)]
+        models: list[Model] = []
         try:
-            models = find_models(optimizer, self.models, trained=trained)
+            if self._searches < SEARCHES_MAX:
+                self._searches += 1
+                models = find_models(optimizer, self.models, trained=trained)
         except Exception as error:  # noqa: BLE001 - it looks at everything that the program has made
             self._failed(find_models, "step", error)
-            models = []
         for model in models:
             self.found(model)
+        self.heirs.forget(index)
         self.heirs.found(self.optimizers, index)
         self.emit("optimizer_found", optimizer, index)
+        if is_again:
+            self.emit("optimizer_replaced", index, index)
         return index
+
+    def _room(self) -> int:
+        """The index of an optimizer that is no more, or a new one."""
+        for index, known in enumerate(self._optimizers):
+            if known() is None and index not in self._open:
+                self.tools.discard(index)
+                return index
+        return len(self._optimizers)
 
     def _succeed(self, heir: int, index: int) -> None:
         """An optimizer takes the place of an earlier one, and its number; that one is let go."""
-        self.optimizers[index] = self.optimizers[heir]
-        if heir == len(self.optimizers) - 1:
-            self.optimizers.pop()
+        self._optimizers[index] = self._optimizers[heir]
+        if heir == len(self._optimizers) - 1:
+            self._optimizers.pop()
         self._numbers[index] = self._numbers.get(index, 0) + self._numbers.pop(heir, 0)
         self._taken[index] = self._taken.get(index, 0) + self._taken.pop(heir, 0)
         self.emit("optimizer_replaced", index, heir)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ciuic.doctor.case import Asked, Case, Round, Rule, odd_ones
+from ciuic.doctor.facts_model import EXCHANGE, MODE
 from ciuic.doctor.facts_training import FORM, HYPER, LOW, RATES, SCHEDULE, STRAY
 from ciuic.doctor.finding import Finding, Severity
 
@@ -27,12 +28,16 @@ class Schedule(Rule):
     def __init__(self) -> None:
         self._rates: dict[int, dict[int, float]] = {}
         self._asked: set[int] = set()
+        self._exchanges = False
+        """Gradients or parameters have been exchanged."""
 
     def round(self, case: Case, round: Round) -> Iterable[Finding]:
         rates = round.values(RATES)
         if rates:
             self._rates.setdefault(round.optimizer, {})[round.step] = next(iter(rates.values()))[0]
-        for ranks in round.groups():
+        self._exchanges = self._exchanges or any(value[0] or value[2] for value in round.values(EXCHANGE).values())
+        is_alone = set(round.values(MODE).values()) == {"plain"} and not self._exchanges
+        for ranks in [] if is_alone else round.groups():  # models of their own may have rates of their own
             yield from self._apart(case, round, ranks)
         schedules = round.values(SCHEDULE)
         if schedules:
