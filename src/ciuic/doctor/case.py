@@ -98,6 +98,8 @@ class Case:
     blind: list[Blind] = field(default_factory=list)
     exit_code: int | None = None
     """Of the command that was run, when the collector was told before it was closed."""
+    is_ended: bool = False
+    """Somebody has ended the program: what leaves now does so for no reason of its own."""
     lost: list[int] = field(default_factory=lambda: [0, 0])
     """Rounds that had to give way before all ranks had sent their records, and the step of the first."""
     _order: dict[int, deque[int]] = field(default_factory=dict)

@@ -71,6 +71,7 @@ def launch(options: Launch, *, told: Callable[[Incident], None], begun: Callable
         told(incident)
         if options.stop_on is not None and _at_least(incident, options.stop_on):
             worst.append(incident)
+            collector.case.is_ended = True
 
     if options.collector:
         code = _wait(_start(options, options.collector, options.token), lambda: bool(worst))
@@ -86,10 +87,14 @@ def launch(options: Launch, *, told: Callable[[Incident], None], begun: Callable
         ),
         told=hear,
     )
+
+    def ended() -> None:
+        collector.case.is_ended = True
+
     host, port = collector.start()
     try:
         begun(f"{host}:{port}", collector.token)
-        code = _wait(_start(options, f"{host}:{port}", collector.token), lambda: bool(worst))
+        code = _wait(_start(options, f"{host}:{port}", collector.token), lambda: bool(worst), ended=ended)
         collector.case.exit_code = code
     finally:
         incidents = collector.close()
@@ -162,15 +167,20 @@ def _start(
         ) from error
 
 
-def _wait(process: subprocess.Popen[bytes], enough: Callable[[], bool]) -> int:
-    """Its exit code; ctrl-c reaches the program by itself, so it is only waited for."""
-    with _signals_passed_on(process):
-        return _wait_for(process, enough)
+def _wait(
+    process: subprocess.Popen[bytes], enough: Callable[[], bool], ended: Callable[[], None] = lambda: None
+) -> int:
+    """Its exit code; ctrl-c reaches the program by itself, so it is only waited for. `ended` is called when a signal
+    ends it."""
+    with _signals_passed_on(process, ended):
+        return _wait_for(process, enough, ended)
 
 
 @contextlib.contextmanager
-def _signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _signals_passed_on(process: subprocess.Popen[bytes], ended: Callable[[], None]) -> Iterator[None]:
     def pass_on(number: int, frame: object) -> None:
+        if number in (signal.SIGTERM, signal.SIGHUP):
+            ended()
         process.send_signal(number)  # nothing happens when it has ended
 
     try:
@@ -184,7 +194,7 @@ def _signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _wait_for(process: subprocess.Popen[bytes], enough: Callable[[], bool]) -> int:
+def _wait_for(process: subprocess.Popen[bytes], enough: Callable[[], bool], ended: Callable[[], None]) -> int:
     while True:
         try:
             code = process.wait(POLL_S)
@@ -194,7 +204,7 @@ def _wait_for(process: subprocess.Popen[bytes], enough: Callable[[], bool]) -> i
                 code = _end(process)
                 break
         except KeyboardInterrupt:
-            continue
+            ended()
     return 128 - code if code < 0 else code
 
 

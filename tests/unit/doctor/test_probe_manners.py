@@ -2,11 +2,15 @@
 
 import copy
 import gc
+import os
 import pickle
 import signal
 import subprocess
 import sys
+import threading
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ciuic.doctor.probe.calls import Calls
+from ciuic.doctor.probe.courier import Courier
 from ciuic.doctor.probe.hooks import hook_model, install
 from ciuic.doctor.probe.lossscale import PASSES_MAX, LossScale
 from ciuic.doctor.probe.on_module import AroundHook
@@ -212,6 +217,68 @@ class Slow(Part):
 
     def after_step(self, step: Step) -> None:
         signal.raise_signal(signal.SIGUSR1)
+
+
+class Breaks(Part):
+    """Fails, and takes its time to do so."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe)
+        self.both = threading.Barrier(2)
+
+    def zero_grad(self, owner: Any) -> None:
+        self.both.wait(5)
+        raise KeyError("x")
+
+
+def test_a_part_that_fails_in_two_threads_at_once_fails_in_neither(probe: Probe):
+    probe.add(Breaks(probe))
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizers = [torch.optim.SGD([weight], lr=0.1) for weight in weights]
+    with ThreadPoolExecutor(2) as pool:
+        for ended in [pool.submit(optimizer.zero_grad) for optimizer in optimizers]:
+            ended.result(10)
+    assert probe.courier.failed == ["Breaks", "Breaks"]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_step_that_raises_is_over(probe: Probe, scaled: bool):
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    first, second = (torch.optim.SGD([weight], lr=0.1) for weight in weights)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0, enabled=scaled)
+
+    def closure() -> None:
+        raise ZeroDivisionError
+
+    weights[0].sum().backward()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            first.step(closure)
+    scaler.scale(sum(weight.sum() for weight in weights)).backward()
+    scaler.step(second)
+    scaler.step(first)
+    assert probe.tools == set()
+    assert (probe.number_of(0), probe.number_of(1)) == (3, 1)
+
+
+def test_a_forked_child_sends_nothing_even_when_the_lock_was_held():
+    courier = Courier(("127.0.0.1", 9), "t", rank=0, world=1)
+    with courier._queue.mutex:
+        child = os.fork()
+        if child == 0:
+            courier.send(Notice(rank=0, step=0, kind="x", facts={}))
+            courier.flush(5.0)
+            courier.close()
+            os._exit(7)
+    until_s = time.monotonic() + 20
+    ended, code = 0, 0
+    while not ended and time.monotonic() < until_s:
+        ended, code = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.02)
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(code) == 7
 
 
 def test_what_the_programs_signal_handler_raises_reaches_the_program(probe: Probe):

@@ -31,6 +31,19 @@ def test_equal_replicas_are_healthy():
     assert ranks.end() == []
 
 
+def test_a_run_of_many_steps_is_not_remembered_whole():
+    ranks = make()
+    for step in range(1, 400):
+        ranks.hold("params", step, w=A)
+        ranks.hold("grads", step, w=A)
+        ranks.step(step)
+    (track,) = ranks.rule._tracks.values()
+    steps = [view.step for view in track.views]
+    assert len(steps) < 100
+    assert (steps[:16], steps[-32:]) == (list(range(1, 17)), list(range(368, 400)))
+    assert ranks.end() == []
+
+
 def test_a_forward_pass_around_the_wrapper_is_a1():
     ranks = apart(make())
     for step in (1, 2):

@@ -52,6 +52,7 @@ class Courier:
         self._thread = threading.Thread(target=self._serve, name="ciuic-doctor", daemon=True)
         self._frames = Frames()
         self.dropped = 0
+        self._pid = os.getpid()
         self.sent_bytes = 0
         self.spent_s = 0.0
         """Processor time of this thread so far."""
@@ -62,7 +63,10 @@ class Courier:
         self._thread.start()
 
     def send(self, message: FromRank) -> None:
-        """Never blocks: a message that finds the queue full is dropped."""
+        """Never blocks: a message that finds the queue full is dropped. In a forked child nobody carries it, and the
+        queue's lock may have been held when it was forked."""
+        if os.getpid() != self._pid:
+            return
         try:
             self._queue.put_nowait(message)
         except queue.Full:
@@ -72,7 +76,7 @@ class Courier:
 
     def flush(self, wait_s: float) -> None:
         """Give what was sent so far a moment to leave: what comes next may end the process."""
-        if not self.connected or threading.current_thread() is self._thread:
+        if os.getpid() != self._pid or not self.connected or threading.current_thread() is self._thread:
             return
         left = threading.Event()
         with contextlib.suppress(queue.Full, OSError):
@@ -82,7 +86,7 @@ class Courier:
 
     def close(self, how: str = "end", **facts: Any) -> None:
         """Last words; waits a bounded time until they have left."""
-        if self._closing.is_set() or not self._thread.is_alive():
+        if os.getpid() != self._pid or self._closing.is_set() or not self._thread.is_alive():
             return
         step = getattr(self._probe, "step", 0)
         self.send(Bye(rank=self._rank, step=step, how=how, facts=facts, time_s=time.time()))

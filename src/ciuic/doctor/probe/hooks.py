@@ -110,7 +110,7 @@ def _optimizers(probe: Probe, patches: Patches) -> None:
         if id(optimizer) in making_state:
             making_state.discard(id(optimizer))
             return
-        step = probe.attempt(optimizer, closure=False)
+        step = probe.current(optimizer) or probe.attempt(optimizer, closure=False)
         step.taken = True
         probe.finish(step)
         probe.enter("other")

@@ -1,5 +1,6 @@
 """The probe: gives events to the parts, counts steps, sends records. One for a process."""
 
+import contextlib
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ from ciuic.doctor.probe.courier import Courier
 from ciuic.doctor.probe.discover import find_models
 from ciuic.doctor.probe.heirs import Heirs
 from ciuic.doctor.probe.part import Model, Part, Step
+from ciuic.doctor.probe.stack import is_stepping
 from ciuic.doctor.record import PROBE_FAILED, Facts, Notice, Question, Record
 from ciuic.doctor.sampling import COST, STEP_TIME, Sampler
 
@@ -112,7 +114,8 @@ class Probe:
                 except Exception as error:
                     if _is_of_signal(error):
                         raise  # the program's: its signal handler happened to run now
-                    handlers.remove(handler)
+                    with contextlib.suppress(ValueError):  # it has failed in two threads at once
+                        handlers.remove(handler)
                     self._failed(handler, event, error)
         finally:
             self._inside.now = False
@@ -127,7 +130,8 @@ class Probe:
             try:
                 found.update(handler(*arguments) or {})
             except Exception as error:  # noqa: BLE001 - as in emit
-                self._handlers[event].remove(handler)
+                with contextlib.suppress(ValueError):
+                    self._handlers[event].remove(handler)
                 self._failed(handler, event, error)
         return found
 
@@ -241,8 +245,9 @@ class Probe:
     def attempt(self, optimizer: Optimizer, *, closure: bool, scaler: Any = None) -> Step:
         """An optimizer is about to step, or a scaler is about to decide whether it does."""
         index = self.index_of(optimizer, trained=not closure)
+        self._open = {at: step for at, step in self._open.items() if is_stepping(step.optimizer)}  # else it has raised
         known = self._open.get(index)
-        if known is not None:  # the scaler has opened it
+        if known is not None and scaler is None and known.scaler is not None:  # the scaler has opened it
             known.closure = known.closure or closure
             return known
         if self._open:
@@ -261,6 +266,10 @@ class Probe:
         step = Step(optimizer=optimizer, index=index, number=number, due=due, closure=closure, scaler=scaler)
         self._open[index] = step
         return step
+
+    def current(self, optimizer: Optimizer) -> Step | None:
+        """The attempt of an optimizer that is under way."""
+        return next((step for step in self._open.values() if step.optimizer is optimizer), None)
 
     def finish(self, step: Step) -> None:
         """It has stepped or was skipped."""

@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 FRAMES_MAX = 5
 FRAMEWORKS = frozenset({"accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "transformers"})
@@ -17,6 +18,8 @@ _CODES: dict[int, tuple[CodeType, bool, str, str]] = {}
 """By id: a code, whether it is the program's, the name of its file, and the framework that it belongs to."""
 CODES_MAX = 4096
 CALLERS_MAX = 12
+STEP_DEPTH_MAX = 64
+STEP_FILES = ("torch/optim/optimizer.py", "ciuic/doctor/probe/hooks.py")
 SAVING = ("save", "checkpoint")
 """Parts of the names of functions that save."""
 
@@ -130,4 +133,20 @@ def is_called_by(module: str) -> bool:
         frame = frame.f_back
         if frame.f_globals.get("__name__") == module:
             return True
+    return False
+
+
+def is_stepping(optimizer: Any) -> bool:
+    """Whether this thread is inside a step of an optimizer: torch's wrapper around it, or the probe's around that of a
+    scaler, is among the frames."""
+    frame = sys._getframe(1)
+    for _ in range(STEP_DEPTH_MAX):
+        name = frame.f_code.co_filename
+        if name.endswith(STEP_FILES):
+            given = frame.f_locals
+            if given.get("self") is optimizer or given.get("inner") is optimizer:
+                return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
     return False

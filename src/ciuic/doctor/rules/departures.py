@@ -87,6 +87,8 @@ class Departures(Rule):
         return ()
 
     def left(self, case: Case, rank: int, how: str) -> Iterable[Finding]:
+        if case.is_ended:
+            return ()
         bye, beat, latest = case.byes.get(rank), case.beats.get(rank), case.latest.get(rank)
         step = max(item.step for item in (bye, beat, latest) if item is not None) if bye or beat or latest else 0
         left_in = str(bye.facts.get(LEFT_IN, "")) if bye is not None else ""

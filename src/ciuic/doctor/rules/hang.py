@@ -103,6 +103,8 @@ class Hang(Rule):
         return max(self._least_s, TIMES_USUAL * statistics.median(usual))
 
     def left(self, case: Case, rank: int, how: str) -> Iterable[Finding | Revised]:
+        if case.is_ended:
+            return
         yield from self._failed(case)
 
     def end(self, case: Case) -> Iterable[Finding | Revised]:

@@ -19,6 +19,8 @@ SKETCHED = 32
 """Tensors of one step whose distance is asked for."""
 VIEWS_MAX = 12
 """Differing steps of one group that are looked into."""
+VIEWS_FIRST, VIEWS_LAST = 16, 32
+"""Sampled steps of a group that are remembered: how the run began, and the newest ones."""
 LOCAL_STEPS = 16
 """A program that never reduces is not judged before this step: it may average parameters later."""
 
@@ -30,12 +32,20 @@ class Track:
     optimizer: int
     ranks: tuple[int, ...]
     views: list[View] = field(default_factory=list)
-    """All sampled steps in order, the ones that are equal without leaves."""
+    """Sampled steps in order, the ones that are equal without leaves."""
     differing: int = 0
     gradients_done: bool = False
     parameters_done: bool = False
     is_over: bool = False
     """The ranks are not at the same step any more: nothing can be compared."""
+
+    def add(self, view: View) -> None:
+        """In order; those in the middle of a long run are forgotten, unless something is still asked about them."""
+        self.views.append(view)
+        self.views.sort(key=lambda each: each.step)
+        if len(self.views) > VIEWS_FIRST + 2 * VIEWS_LAST:
+            middle = [each for each in self.views[VIEWS_FIRST:-VIEWS_LAST] if each.is_open]
+            self.views = [*self.views[:VIEWS_FIRST], *middle, *self.views[-VIEWS_LAST:]]
 
     def last_equal(self, view: View) -> View | None:
         """The newest step before this one at which parameters were equal."""
@@ -73,8 +83,7 @@ class Replicas(Rule):
             view.is_first = not track.views
             view.params_differ = _differ(view, PARAMETERS)
             view.grads_differ = _differ(view, GRADIENTS)
-            track.views.append(view)
-            track.views.sort(key=lambda each: each.step)
+            track.add(view)
             apart = _out_of_step(view)
             if apart is not None:
                 track.is_over = True

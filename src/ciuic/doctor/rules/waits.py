@@ -97,7 +97,8 @@ def standing(still: dict[int, Beat], waiting: dict[int, Beat], limit_s: float) -
             "" if share is None else " and computes" if share > COMPUTES else " and sleeps or waits for something else"
         )
         what = f"rank {rank} makes no call{how}: in its {PHASES.get(beat.phase, beat.phase)} for {beat.phase_s:.1f} s"
-        severity = Severity.CRITICAL if longest_s >= LONG_TIMES * limit_s else Severity.WARNING
+        works = share is not None and share > COMPUTES  # slow is not dead
+        severity = Severity.CRITICAL if longest_s >= LONG_TIMES * limit_s and not works else Severity.WARNING
     frames = beat.facts[STILL]
     evidence: dict[str, float | int | str] = {"still_s": round(beat.phase_s, 1), "stack": " < ".join(frames)[:300]}
     if share is not None:

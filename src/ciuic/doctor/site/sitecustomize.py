@@ -17,7 +17,10 @@ def _run_the_users_own() -> None:
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # noqa: BLE001 - Python itself goes on after an error there, too
+            print(f"Error in sitecustomize: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
