@@ -250,6 +250,7 @@ class Probe:
         if known is not None and scaler is None and known.scaler is not None:  # the scaler has opened it
             known.closure = known.closure or closure
             return known
+        self._open.pop(index, None)
         if self._open:
             self.tools.add(index)
         elif index not in self.tools:
