@@ -13,6 +13,7 @@ from ciuic.errors import RunFailedError, UsageError
 
 if TYPE_CHECKING:
     from ciuic.doctor.finding import Incident, Severity
+    from ciuic.doctor.launch import Outcome
 
 app = typer.Typer(name="doctor", no_args_is_help=True, help="Name the cause when distributed training misbehaves.")
 PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -90,7 +91,7 @@ def run(
         )
     else:
         print_note("")
-        for line in _summary(outcome.ranks, outcome.exit_code):
+        for line in _summary(outcome):
             print_note(line)
         for line in report_lines(outcome.incidents, outcome.blind):
             print_line(line)
@@ -191,13 +192,15 @@ def explain(
         print_line(page(found).rstrip())
 
 
-def _summary(ranks: int, code: int) -> list[str]:
+def _summary(outcome: "Outcome") -> list[str]:
+    ranks, code = outcome.ranks, outcome.exit_code
     if not ranks:
         return [
             "the doctor has seen no rank: the program ended before it trained, or its Python is another one "
             "than the one in which ciuic is installed"
         ]
-    return [f"the program ended with exit code {code}; {ranks} rank{'s' if ranks > 1 else ''} looked at"]
+    steps = f"{outcome.looked} of {outcome.steps} step{'s' if outcome.steps > 1 else ''}"
+    return [f"the program ended with exit code {code}; {ranks} rank{'s' if ranks > 1 else ''} looked at, in {steps}"]
 
 
 def _severity(name: str) -> "Severity | None":

@@ -98,6 +98,8 @@ class Case:
     blind: list[Blind] = field(default_factory=list)
     exit_code: int | None = None
     """Of the command that was run, when the collector was told before it was closed."""
+    looked: int = 0
+    """Steps of the first optimizer that were compared."""
     is_ended: bool = False
     """Somebody has ended the program: what leaves now does so for no reason of its own."""
     lost: list[int] = field(default_factory=lambda: [0, 0])
@@ -119,6 +121,12 @@ class Case:
     def _forget(self, oldest: Round | None) -> None:
         if oldest is not None and not oldest.judged:
             self.lost = [self.lost[0] + 1, self.lost[1] or oldest.step]
+
+    @property
+    def steps(self) -> int:
+        """Of the first optimizer so far, as far as was heard."""
+        heard = [*self.beats.values(), *self.byes.values(), *self.latest.values()]
+        return max((item.step for item in heard if getattr(item, "optimizer", 0) == 0), default=0)
 
     def present(self) -> list[int]:
         """Ranks that have said hello and have not left."""

@@ -261,6 +261,7 @@ class Collector:
         if round_.judged:
             return
         round_.judged = True
+        self.case.looked += round_.optimizer == 0
         self._each(lambda rule: rule.round(self.case, round_))
 
     def _leave(self, rank: int, how: str) -> None:

@@ -58,6 +58,10 @@ class Outcome:
     """The finding for which the program was ended."""
     ranks: int
     """That were heard."""
+    looked: int = 0
+    """Steps that were looked at closely."""
+    steps: int = 0
+    """That were made."""
 
 
 def launch(options: Launch, *, told: Callable[[Incident], None], begun: Callable[[str, str], None]) -> Outcome:
@@ -104,6 +108,8 @@ def launch(options: Launch, *, told: Callable[[Incident], None], begun: Callable
         blind=collector.case.blind,
         stopped_for=worst[0] if worst else None,
         ranks=len(collector.case.hellos),
+        looked=collector.case.looked,
+        steps=max(collector.case.looked, collector.case.steps),
     )
 
 
