@@ -166,6 +166,12 @@ FAULTS = (
         rank=1,
     ),
     Fault(
+        id="clip_each_piece",
+        title="gradients are clipped after each micro-batch",
+        letter="F",
+        codes=("CIUIC-F9",),
+    ),
+    Fault(
         id="clip_before_reduction",
         title="each rank clips its own gradient, then they are averaged",
         letter="F",

@@ -47,7 +47,7 @@ PROGRAMS = (
             clip_on_one_rank clip_tiny nan_on_one_rank scheduler_per_micro_batch warmup_too_late rate_differs
             scheduler_elsewhere rate_comes_back no_set_epoch same_data tie_broken uneven_batches save_with_barrier
             other_metrics exit_early stuck_outside rank_stopped rank_killed exception clock slow_backward slow_forward
-            slow_data autocast_differs
+            slow_data autocast_differs clip_each_piece
         """),
         variants=_words("""
             plain no_dropout untied loaded frozen_embedding frozen_reentrant checkpointing stochastic_depth

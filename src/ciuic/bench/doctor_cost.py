@@ -5,9 +5,11 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -16,7 +18,6 @@ from ciuic.bench.ranks import run_ranks
 from ciuic.doctor.collector import Collector, Options
 from ciuic.doctor.evidence import read_evidence
 from ciuic.doctor.probe.attach import attach
-from ciuic.doctor.record import Record, to_frame
 
 WIDTH, LAYERS, BATCH = 1024, 6, 256
 """6.3 million parameters."""
@@ -35,15 +36,15 @@ def measure_cost(zoo: Any, folder: Path) -> dict[str, Any]:
             found = run_ranks(2, functools.partial(_train, address, collector.token), timeout_s=TIMEOUT_S)
         finally:
             collector.close()
-        sizes = [size for size in map(_size, read_evidence(Path(where))) if size]
+        sent = _sent(read_evidence(Path(where)))
     low, middle, high = _interval([pair for each in found for pair in each["pairs"]])
     return {
         "overhead": round(max(each["overhead"] for each in found), 5),
         "overhead_first_steps": round(max(each["overhead_first_steps"] for each in found), 5),
         "overhead_with_thread": round(max(each["overhead_with_thread"] for each in found), 5),
         "paired_on_off": {"low": round(low, 4), "median": round(middle, 4), "high": round(high, 4)},
-        "bytes_per_check": max(sizes, default=0),
-        "bytes_per_check_median": statistics.median(sizes) if sizes else 0,
+        "bytes_per_check": max((sum(sizes) // max(1, checks) for sizes, checks in sent.values()), default=0),
+        "bytes_of_largest_message": max((max(sizes) for sizes, _ in sent.values()), default=0),
         "step_s": round(statistics.median(each["step_s"] for each in found), 4),
         **_bitwise(zoo, folder),
     }
@@ -98,12 +99,15 @@ def _interval(values: list[float]) -> tuple[float, float, float]:
     return medians[int(0.025 * DRAWS)], statistics.median(values), medians[int(0.975 * DRAWS)]
 
 
-def _size(line: tuple[str, Any]) -> int:
-    kind, message = line
-    if kind != "record":
-        return 0
-    _, rank, optimizer, step, time_s, facts = message
-    return len(to_frame(Record(rank=rank, optimizer=optimizer, step=step, time_s=time_s, facts=facts)))
+def _sent(lines: Iterable[tuple[str, Any]]) -> dict[int, tuple[list[int], int]]:
+    """By rank: bytes of each message but signs of life, and how many steps they are about. Digests are a little longer
+    in the evidence than on the wire."""
+    found: dict[int, tuple[list[int], int]] = {}
+    for kind, message in lines:
+        if kind in ("record", "notice", "answer"):
+            sizes, checks = found.get(message[1], ([], 0))
+            found[message[1]] = [*sizes, len(msgspec.msgpack.encode(message)) + 4], checks + (kind == "record")
+    return found
 
 
 def _bitwise(zoo: Any, folder: Path) -> dict[str, Any]:

@@ -22,6 +22,8 @@ it already, ranks of the group]."""
 CLIP = "clip"
 """Clipping by norm: [calls since the last sample, the last norm (-1: not known), its limit, calls in a row whose
 norm was far above the limit]."""
+PARTIAL_CLIP = "partial_clip"
+"""Times since the last record that gradients were clipped and a further backward pass added to them before the step."""
 EARLY_CLIP = "early_clip"
 """[Times so far that scaled gradients were clipped, the loss scale at the last]."""
 SCALED_STEP = "scaled_step"

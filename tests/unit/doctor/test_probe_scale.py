@@ -14,6 +14,7 @@ from ciuic.doctor.facts_training import (
     CLIP,
     EARLY_CLIP,
     FORM,
+    PARTIAL_CLIP,
     PASSES,
     RATES,
     SCALED_STEP,
@@ -219,6 +220,24 @@ def test_clipping_scaled_gradients_is_seen(mailbox: Mailbox, unscale: bool):
         scaler.update()
     assert mailbox.facts[2].get(EARLY_CLIP) == (None if unscale else [3, 1024.0])
     assert mailbox.facts[2][SCALER] == [1024.0, 0, 0]
+
+
+@pytest.mark.parametrize("clears", ["", "zero_grad", "none"])
+def test_clips_that_a_further_pass_comes_after_are_counted(mailbox: Mailbox, clears: str):
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        for _ in range(4):
+            (_loss(model) / 4).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            if clears == "zero_grad":
+                optimizer.zero_grad(set_to_none=False)
+            elif clears == "none":
+                for parameter in model.parameters():
+                    parameter.grad = None
+        optimizer.step()
+    assert mailbox.facts[2].get(PARTIAL_CLIP) == (None if clears else 3)
 
 
 def _two_optimizers(mailbox: Mailbox, second: str) -> list[Any]:

@@ -10,6 +10,7 @@ from ciuic.doctor.facts_training import (
     GRADIENT_NOT_FINITE,
     HALF,
     LOSS_NOT_FINITE,
+    PARTIAL_CLIP,
     PASSES,
     PROJECTIONS,
     SCALED_STEP,
@@ -52,6 +53,12 @@ def test_clipping_scaled_gradients_is_found_with_the_scale():
     found = room.step(1, {EARLY_CLIP: [1, 65536.0], CLIP: [1, 9e4, 1.0, 1]})
     assert [finding.code for finding in found] == ["CIUIC-F1"]
     assert "65536" in found[0].cause
+
+
+def test_clipping_after_each_micro_batch_is_found_at_its_second_sample():
+    room = Room(Numbers())
+    assert not room.step(2, {PARTIAL_CLIP: 3})
+    assert [finding.code for finding in room.step(3, {PARTIAL_CLIP: 3})] == ["CIUIC-F9"]
 
 
 def test_an_optimizer_that_steps_with_scaled_gradients_is_found_at_its_second_step():

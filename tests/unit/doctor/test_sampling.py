@@ -2,11 +2,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciuic.doctor.record import Record, Schedule
-from ciuic.doctor.sampling import BUDGET, COST, DENSE_STEPS, FIRST_STEPS, STEP_TIME, Pace, Sampler
+from ciuic.doctor.sampling import ALLOWANCE_S, BUDGET, COST, DENSE_STEPS, FIRST_STEPS, STEP_TIME, Pace, Sampler
 
 
 def _record(step: int, *, cost_s: float, step_s: float) -> Record:
     return Record(rank=0, optimizer=0, step=step, time_s=0.0, facts={COST: cost_s, STEP_TIME: step_s})
+
+
+def _pace() -> Pace:
+    """One whose allowance is used up."""
+    pace = Pace(every=10)
+    pace.seen(_record(1, cost_s=ALLOWANCE_S, step_s=1.0))
+    return pace
 
 
 def test_the_first_steps_and_then_every_tenth_are_looked_at():
@@ -25,15 +32,22 @@ def test_ranks_that_heard_the_same_schedules_look_at_the_same_steps(schedules):
 
 
 def test_dear_samples_are_taken_less_often_until_they_fit_the_budget():
-    pace = Pace(every=10)
+    pace = _pace()
     schedule = pace.seen(_record(30, cost_s=0.02, step_s=0.05))
     assert schedule is not None
     assert 0.02 / (schedule.every * 0.05) <= BUDGET
     assert schedule.start > 30
 
 
-def test_a_slow_spell_does_not_make_samples_more_frequent():
+def test_small_programs_are_looked_at_closely_for_longer():
     pace = Pace(every=10)
+    for step in range(20, 100, 10):
+        assert pace.seen(_record(step, cost_s=0.001, step_s=0.001)) is None
+    assert pace.seen(_record(1100, cost_s=ALLOWANCE_S, step_s=0.001)) is not None
+
+
+def test_a_slow_spell_does_not_make_samples_more_frequent():
+    pace = _pace()
     first = pace.seen(_record(20, cost_s=0.02, step_s=0.2))
     assert first is not None
     assert pace.seen(_record(first.start + 10, cost_s=0.02, step_s=0.9)) is None

@@ -174,6 +174,8 @@ def accumulate(zoo: Zoo, ddp: DistributedDataParallel, pieces: list[tuple[Tensor
                     loss.backward()
             else:
                 loss.backward()
+            if zoo.fault == "clip_each_piece":
+                clip(zoo, ddp)
     return total
 
 

@@ -224,4 +224,35 @@ _F8 = Code(
     depth=0,
 )
 
-CODES: tuple[Code, ...] = (_F1, _F2, _F3, _F4, _F5, _F6, _F7, _F8)
+_F9 = Code(
+    code="CIUIC-F9",
+    title="gradients are clipped before they are complete",
+    severity=Severity.WARNING,
+    meaning=(
+        "With accumulation the gradient of a step is the sum over its micro-batches. Clipped after each of them, the "
+        "sum "
+        "so far is made small again and again: the last micro-batch counts most, the first hardly at all. Under "
+        "no_sync() "
+        "each rank also clips by a norm of its own."
+    ),
+    detection=(
+        "clip_grad_norm_ was called, and before the step or zero_grad() another backward pass began with exactly the "
+        "clipped gradients; in two samples in a row. Gradients that are cleared in between (per-sample clipping) are "
+        "not "
+        "meant."
+    ),
+    fix="clip once, right before optimizer.step()",
+    fixes=(
+        "```python\nloss.backward()\nif last:\n    clip_grad_norm_(model.parameters(), 1.0)\n    optimizer.step()\n```"
+    ),
+    example=(
+        "```python\nfor i, (x, y) in enumerate(loader):\n    (criterion(model(x), y) / 4).backward()\n"
+        "    clip_grad_norm_(model.parameters(), 1.0)   # at each micro-batch\n    if i % 4 == 3:\n"
+        "        optimizer.step()\n```\n\n"
+        "torch says nothing. The doctor: `gradients are clipped before they are complete`."
+    ),
+    explains=("CIUIC-F6", "CIUIC-F2"),
+    depth=0,
+)
+
+CODES: tuple[Code, ...] = (_F1, _F2, _F3, _F4, _F5, _F6, _F7, _F8, _F9)

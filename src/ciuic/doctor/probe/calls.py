@@ -1,5 +1,6 @@
 """Collectives of the program: the methods of torch's process groups tell the probe. DDP's own do not pass here."""
 
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -73,7 +74,9 @@ class Calls:
             def collective(group: Any, *arguments: Any, **keywords: Any) -> Any:
                 if getattr(probe._inside, "now", False):
                     return original(group, *arguments, **keywords)
+                began_ns = time.thread_time_ns()
                 call = self._described(name, group, arguments, keywords)
+                probe.account(began_ns)
                 if call is None:
                     return original(group, *arguments, **keywords)
                 before = probe.enter("collective")

@@ -100,7 +100,9 @@ def _optimizers(probe: Probe, patches: Patches) -> None:
             making_state.add(id(optimizer))
             return
         closure = keywords.get("closure", arguments[1] if len(arguments) > 1 else None)
+        began_ns = time.thread_time_ns()
         step = probe.attempt(optimizer, closure=callable(closure))
+        probe.account(began_ns)
         probe.enter("step")
         probe.emit("before_step", step)
 

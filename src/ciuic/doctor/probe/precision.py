@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ciuic.doctor.facts_training import CLIP, EARLY_CLIP, HALF, LOSS_NOT_FINITE, SCALED_STEP, SCALER, SKIPPED
+from ciuic.doctor.facts_training import (
+    CLIP,
+    EARLY_CLIP,
+    HALF,
+    LOSS_NOT_FINITE,
+    PARTIAL_CLIP,
+    SCALED_STEP,
+    SCALER,
+    SKIPPED,
+)
 from ciuic.doctor.probe.closer import Closer, first_not_finite
 from ciuic.doctor.probe.lossscale import as_number
 from ciuic.doctor.probe.part import Model, Part, Step
@@ -34,6 +43,10 @@ class Precision(Part):
         self._scaled = ScaledSteps(probe)
         self._clips: list[Any] = [0, 0.0, 0.0, 0]
         self._early: list[float] = [0, 0.0]
+        self._partial = 0
+        """Clips since the last record after which another backward pass came before gradients were used or cleared."""
+        self._clipped: tuple[Tensor, int, int] | None = None
+        """A parameter whose gradient was clipped, which tensor that was, and how often it was written to."""
         self._open_scaler: Any = None
         self._unscaled: set[int] = set()
         self._loss: Tensor | None = None
@@ -63,6 +76,11 @@ class Precision(Part):
 
     def backward_begin(self, roots: tuple[Tensor, ...]) -> None:
         self._scaled.begins()
+        if self._clipped is not None:
+            parameter, gradient, written = self._clipped
+            now = parameter.grad
+            self._partial += now is not None and (id(now), now._version) == (gradient, written)
+            self._clipped = None
         root = self._loss if self._loss is not None else roots[0] if len(roots) == 1 else None
         self._loss = None
         if root is None or type(root) is not Tensor or root.numel() != 1:
@@ -99,6 +117,9 @@ class Precision(Part):
         if self._open_scaler is not None and not self._is_unscaled(parameters):
             self._early = [self._early[0] + 1, self._open_scaler.get_scale()]
         self._clips[0] += 1
+        first = next((each for each in parameters if each.grad is not None), None)
+        if first is not None and first.grad is not None:
+            self._clipped = first, id(first.grad), first.grad._version
         on_cpu = not isinstance(norm, Tensor) or norm.device.type == "cpu"
         size = as_number(norm) if self.close or on_cpu else UNKNOWN
         self._clips[1:3] = [size, limit]
@@ -147,8 +168,12 @@ class Precision(Part):
             if step.index == 0 and self._clips[2]:
                 step.facts[CLIP] = list(self._clips)
                 self._clips[0] = 0
+            if step.index == 0 and self._partial:
+                step.facts[PARTIAL_CLIP] = self._partial
+                self._partial = 0
             if self._early[0]:
                 step.facts[EARLY_CLIP] = list(self._early)
+        self._clipped = None
         if step.index == 0:
             self._closer.turn(wanted=self._bad_loss or skipped[1] >= 2)
             self._bad_loss, self._is_half = False, False

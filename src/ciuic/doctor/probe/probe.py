@@ -22,7 +22,6 @@ from ciuic.doctor.probe.stack import is_stepping
 from ciuic.doctor.record import PROBE_FAILED, Facts, Notice, Question, Record
 from ciuic.doctor.sampling import COST, STEP_TIME, Sampler
 
-FACTS_BYTES_MAX = 1024
 SEARCHES_MAX = 64
 """Optimizers whose models are searched for in all that the interpreter holds, which takes long; those of later ones are
 known when they were wrapped."""
@@ -122,6 +121,12 @@ class Probe:
             spent_ns = time.thread_time_ns() - began_ns
             self._cost_ns += spent_ns
             self.spent_ns += spent_ns
+
+    def account(self, began_ns: int) -> None:
+        """What was done for the parts since then, by time.thread_time_ns(), outside of their handlers."""
+        spent_ns = time.thread_time_ns() - began_ns
+        self._cost_ns += spent_ns
+        self.spent_ns += spent_ns
 
     def gather(self, event: str, *arguments: Any) -> Facts:
         """The facts that all parts give for a beat or the last message."""

@@ -7,9 +7,11 @@ from ciuic.doctor.case import Case, Round, Rule
 from ciuic.doctor.facts_training import (
     CLIP,
     EARLY_CLIP,
+    FORM,
     GRADIENT_NOT_FINITE,
     HALF,
     LOSS_NOT_FINITE,
+    PARTIAL_CLIP,
     PASSES,
     SCALED_STEP,
     SCALER,
@@ -34,6 +36,7 @@ SHARE_SKIPPED, ATTEMPTS_SHARE = 0.3, 15
 HALF_ZERO, HALF_SMALL, ROUNDS_HALF = 0.2, 0.5, 3
 CLIPS_APART, ROUNDS_CLIPPED = 0.05, 3
 """Relative: local clipping that differs more than this, in so many samples, scales the ranks apart."""
+ROUNDS_PARTIAL = 2
 STEPS_SCALED = 2
 """So many steps with scaled gradients are no accident."""
 WAIT_S = 1.0
@@ -55,6 +58,8 @@ class Numbers(Rule):
         self._passes: dict[int, dict[int, tuple[int, int]]] = {}
         self._micro: dict[int, int] = {}
         self._apart: dict[tuple[int, ...], int] = {}
+        self._partial = 0
+        """Samples in a row in which gradients were clipped too early."""
         self._early_clips: dict[tuple[int, ...], int] = {}
 
     # ---- rounds ------------------------------------------------------------------------------------------------------
@@ -64,6 +69,7 @@ class Numbers(Rule):
         yield from self._early_clip(round)
         yield from _scaled_step(round)
         yield from self._far_clip(round)
+        yield from self._partial_clip(round)
         yield from self._share_skipped(case, round)
         yield from self._underflow(round)
         for ranks in round.groups():
@@ -84,17 +90,35 @@ class Numbers(Rule):
                 confidence=0.97,
             )
 
+    def _partial_clip(self, round_: Round) -> Iterable[Finding]:
+        values = round_.values(PARTIAL_CLIP)
+        self._partial = self._partial + 1 if values else 0
+        if self._partial != ROUNDS_PARTIAL:
+            return
+        yield Finding(
+            code="CIUIC-F9",
+            cause="gradients are clipped before they are complete: further backward passes of the same step add to "
+            "what "
+            "was clipped, and the earlier micro-batches are made small again and again",
+            step=round_.step,
+            ranks=() if set(values) == set(round_.records) else tuple(values),
+            evidence={"clipped_too_early": max(values.values())},
+            confidence=0.85,
+        )
+
     def _far_clip(self, round_: Round) -> Iterable[Finding]:
         clips = {rank: clip for rank, clip in round_.values(CLIP).items() if clip[3] >= CLIPS_FAR}
         if clips and not round_.values(EARLY_CLIP):
             _, norm, limit, times = next(iter(clips.values()))
+            is_sum = any(form[2] == "sum" for form in round_.values(FORM).values())  # its norm grows with the batch
             yield Finding(
                 code="CIUIC-F6",
                 cause=f"every step so far is clipped to a norm of {limit:.3g} while the gradient's is about "
                 f"{norm:.3g}: a step is about {norm / limit:.0f} times smaller than its gradient",
                 step=1,
                 evidence={"norm": norm, "limit": limit, "clipped_in_a_row": times},
-                confidence=0.8,
+                confidence=0.4 if is_sum else 0.8,
+                severity=Severity.NOTE if is_sum else None,
             )
 
     def _norms(self, round_: Round, ranks: Sequence[int]) -> Iterable[Finding]:

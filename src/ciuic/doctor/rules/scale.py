@@ -19,6 +19,8 @@ ROUNDS_STRANGE = 3
 """Samples in a row in which a gain that is neither a mean's nor a sum's must be the same."""
 SAMPLES_IMBALANCE = 5
 """Samples of the labels' weights; between them every step counts at the start of a run."""
+SAMPLES_MANY = 10
+"""After so many it is enough that the most labels of one rank are fewer than the least of the others."""
 IMBALANCE, APART = 2.0, 1.2
 """On average a label of one rank weighs so many times another's, and its most labels are so much fewer than the least
 of the others: never the other way round, as it would be by chance."""
@@ -257,7 +259,9 @@ class Scale(Rule):
         self._sure("E2", round_, ranks)
         others = min(labels.low for rank, labels in seen.items() if rank != heaviest)
         mean = max(labels.mean for labels in seen.values()) / max(1e-9, seen[heaviest].mean)
-        if seen[heaviest].samples < SAMPLES_IMBALANCE or mean < IMBALANCE or others < APART * seen[heaviest].high:
+        samples = seen[heaviest].samples
+        apart = APART if samples < SAMPLES_MANY else 1.0
+        if samples < SAMPLES_IMBALANCE or mean < IMBALANCE or others <= apart * seen[heaviest].high:
             return
         is_known = all(form is not None and form[3] for form in forms.values())
         told = f" ({_counts({rank: labels.mean for rank, labels in seen.items()})})" if is_known else ""
