@@ -24,6 +24,7 @@ class Evidence:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = (folder / EVIDENCE).open("wb")
+            self.write_findings([], [])  # not those of an earlier run; and there is something to show at once
         except OSError as error:
             raise StorageError(
                 f"the doctor cannot write to {folder}", cause=str(error), next="another --folder"

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import msgspec
+
 from ciuic.doctor.catalogue import code_of
 from ciuic.doctor.finding import Finding, Incident, Severity
 
@@ -26,7 +28,16 @@ def fold(findings: Iterable[Finding]) -> list[Incident]:
             causes.append(finding)
         else:
             under.setdefault(index, []).append(finding)
-    return [Incident(cause=cause, collateral=tuple(under.get(at, ()))) for at, cause in enumerate(causes)]
+    return [
+        Incident(cause=_filled(cause), collateral=tuple(_filled(other) for other in under.get(at, ())))
+        for at, cause in enumerate(causes)
+    ]
+
+
+def _filled(finding: Finding) -> Finding:
+    """With the catalogue's severity and fix where it has none of its own: who reads it has no catalogue."""
+    fix = finding.fix or code_of(finding.code).fix
+    return msgspec.structs.replace(finding, severity=severity_of(finding), fix=fix)
 
 
 def _order(finding: Finding) -> tuple[object, ...]:

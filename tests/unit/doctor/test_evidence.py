@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ciuic.doctor import evidence as evidences
-from ciuic.doctor.evidence import EVIDENCE, FINDINGS, Evidence
+from ciuic.doctor.evidence import EVIDENCE, FINDINGS, Evidence, read_findings
+from ciuic.doctor.finding import Blind
 from ciuic.doctor.record import Bye
 
 BYE = Bye(rank=0, step=3, how="end")
@@ -24,6 +25,13 @@ def test_evidence_that_reached_its_limit_ends_with_a_reason(tmp_path: Path, monk
     lines = (tmp_path / EVIDENCE).read_bytes().splitlines()
     assert 1 < len(lines) < 20
     assert all(json.loads(line) for line in lines)
+
+
+def test_a_new_run_in_an_old_folder_begins_without_findings_and_can_be_read_at_once(tmp_path: Path):
+    Evidence(tmp_path).close([], [Blind(what="x", why="y")])
+    assert read_findings(tmp_path)[1]
+    Evidence(tmp_path)
+    assert read_findings(tmp_path) == ([], [])
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")

@@ -1,3 +1,4 @@
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,9 @@ FINDINGS = st.lists(
 def test_every_finding_is_in_one_incident_once(findings):
     incidents = fold(findings)
     told = [finding for incident in incidents for finding in (incident.cause, *incident.collateral)]
-    assert sorted(map(repr, told)) == sorted(map(repr, findings))
+    assert all(finding.severity and finding.fix for finding in told)  # who reads them has no catalogue
+    bare = [msgspec.structs.replace(finding, severity=None, fix="") for finding in told]
+    assert sorted(map(repr, bare)) == sorted(map(repr, findings))
 
 
 @given(FINDINGS, st.randoms())

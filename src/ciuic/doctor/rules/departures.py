@@ -204,6 +204,9 @@ def _ended(gone: Departure, victims: dict[int, str]) -> Finding:
         step=gone.step + 1,
         ranks=(gone.rank,),
         evidence=evidence,
+        fix="look at this error first, its lines are in that rank's output: the others only wait for the rank"
+        if gone.how != "end"
+        else "",
         confidence=0.9 if victims else 0.75,
     )
 

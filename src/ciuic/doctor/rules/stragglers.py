@@ -21,6 +21,8 @@ LEAST_S = 0.005
 SHARE = 0.15
 """A rank is slow in a phase when even its fastest step takes RATIO times what the others usually take, LEAST_S and
 SHARE of a step more, and half of that shows in all its work: what looks like work may be an unseen wait for others."""
+WAITS_SHARE = 0.2
+"""Of what a rank takes longer: whoever else would have to wait does so for at least this."""
 DATA_S = 0.02
 WINDOWS = 2
 """In so many windows in a row."""
@@ -107,8 +109,14 @@ def slow_in(times: Times) -> Iterable[tuple[int, str]]:
                 more_s = (
                     own.usual[phase] - usual_s
                 )  # who fetches ahead has steps without a fetch at the end of an epoch
-            if more_s > enough_s and works_more_s > 0.5 * more_s:
+            if more_s > enough_s and works_more_s > 0.5 * more_s and not _harms_nobody(rank, more_s, times):
                 yield rank, phase
+
+
+def _harms_nobody(rank: int, more_s: float, times: Times) -> bool:
+    """The others wait less than this rank, and hardly at all: a processor was busy with something else."""
+    waits_s = statistics.median(each.usual["waits"] for other, each in times.items() if other != rank)
+    return times[rank].usual["waits"] > waits_s and waits_s < WAITS_SHARE * more_s
 
 
 def is_input_bound(times: Times) -> bool:
