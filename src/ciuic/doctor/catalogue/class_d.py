@@ -32,6 +32,7 @@ _D1 = Code(
         "CIUIC-D4",
         "CIUIC-A6",
         "CIUIC-I3",
+        "CIUIC-E6",
     ),
     depth=0,
 )
@@ -60,6 +61,7 @@ _D2 = Code(
         "CIUIC-A6",
         "CIUIC-D3",
         "CIUIC-D4",
+        "CIUIC-E6",
     ),
     depth=1,
 )
@@ -117,6 +119,7 @@ _D4 = Code(
         "CIUIC-D2",
         "CIUIC-D3",
         "CIUIC-A6",
+        "CIUIC-E6",
     ),
     depth=1,
 )
@@ -187,8 +190,7 @@ _D7 = Code(
     severity=Severity.WARNING,
     meaning=(
         "After an evaluation nobody called model.train(): dropout is off, and normalisation uses running statistics "
-        "and "
-        "no longer updates them. The loss looks better than before, and the model is regularised no more."
+        "and no longer updates them. The loss looks better than before, and the model is regularised no more."
     ),
     detection=(
         "In sampled training passes (with gradients) the whole model is in evaluation mode on all ranks, in two "
