@@ -56,9 +56,9 @@ _E2 = Code(
         "labels "
         "that are not ignored; both are read from the loss's graph. The invariant: this weight is the same on all "
         "ranks. "
-        "A finding needs at least five samples in which one rank has half as many labels as another on average, and its "
-        "most labels are fewer by a fifth than the least of the others (after ten samples: fewer at all), so lengths "
-        "that vary by chance are no finding; a sum divided by the global count is right."
+        "A finding needs at least five samples in which one rank has half as many labels as another on average, and "
+        "its most labels are fewer by a fifth than the least of the others (after ten samples: fewer at all), so "
+        "lengths that vary by chance are no finding; a sum divided by the global count is right."
     ),
     fix="loss = sum of the token losses * world_size / number of labels on all ranks",
     fixes=(
