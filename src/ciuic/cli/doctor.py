@@ -27,7 +27,7 @@ def run(
         list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The program as you start it: torchrun ...")
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Look closely at every step (up to 5 % of its time).")
+        bool, typer.Option("--strict", help="Look closely at every step, whatever that costs (see overhead).")
     ] = False,
     every: Annotated[int, typer.Option(min=1, max=100_000, help="Steps from one close look to the next.")] = 10,
     stop_on: Annotated[
